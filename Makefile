@@ -1,0 +1,52 @@
+# A thin face over CMake. `make`, `make demo`, `make test`, `make bench`, `make install PREFIX=...`.
+BUILD  ?= build
+PREFIX ?= /usr/local
+JOBS   ?= $(shell nproc)
+BUILD_TYPE ?= Release
+CMAKE_ARGS ?=
+
+.PHONY: all configure deps test demo bench install asan tsan format check-format check-layers clean
+
+all: configure
+	@cmake --build $(BUILD) -j $(JOBS)
+
+configure: deps
+	@test -f $(BUILD)/build.ninja || cmake -S . -B $(BUILD) -G Ninja -DCMAKE_BUILD_TYPE=$(BUILD_TYPE) $(CMAKE_ARGS)
+
+deps:
+	@scripts/deps build
+
+test:
+	@scripts/deps build test
+	@$(MAKE) --no-print-directory all
+	@ctest --test-dir $(BUILD) --output-on-failure -j $(JOBS)
+
+demo:
+	@scripts/deps build demo
+	@$(MAKE) --no-print-directory all
+	@scripts/demo $(BUILD)/blurry
+
+bench: all
+	@$(BUILD)/blurry bench op
+	@$(BUILD)/blurry bench decode
+
+install: all
+	@cmake --install $(BUILD) --prefix $(PREFIX)
+
+# Sanitizer builds keep their own folders; `make asan` and `make tsan` build and run all tests there.
+asan:
+	@$(MAKE) --no-print-directory test BUILD=build-asan BUILD_TYPE=RelWithDebInfo \
+		CMAKE_ARGS="-DBLURRY_SANITIZE=address,undefined"
+tsan:
+	@$(MAKE) --no-print-directory test BUILD=build-tsan BUILD_TYPE=RelWithDebInfo CMAKE_ARGS="-DBLURRY_SANITIZE=thread"
+
+format:
+	@git ls-files '*.c' '*.h' '*.cu' '*.cuh' | xargs clang-format -i
+check-format:
+	@scripts/deps format
+	@git ls-files '*.c' '*.h' '*.cu' '*.cuh' | xargs clang-format --dry-run --Werror
+check-layers:
+	@scripts/check-layers
+
+clean:
+	@rm -rf $(BUILD) build-asan build-tsan build-clang

@@ -1,0 +1,53 @@
+# Kernels that exist in several variants: src/kernels/<op>/ref.c once per element type, src/kernels/<op>/simd.c once
+# per element type and instruction set. src/kernels/variant.h turns the definitions set here into the element type,
+# the vector width and the symbol suffix (for example `_avx2_f32`).
+if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
+  set(BLURRY_ISAS base avx2 avx512)
+  set(BLURRY_ISA_FLAGS_base -march=x86-64)
+  set(BLURRY_ISA_FLAGS_avx2 -march=x86-64-v3)
+  set(BLURRY_ISA_FLAGS_avx512 -march=x86-64-v4 -mprefer-vector-width=512)
+  set(BLURRY_ISA_BYTES_base 16)
+  set(BLURRY_ISA_BYTES_avx2 32)
+  set(BLURRY_ISA_BYTES_avx512 64)
+else()
+  set(BLURRY_ISAS base) # NEON is part of the aarch64 baseline
+  set(BLURRY_ISA_BYTES_base 16)
+endif()
+
+function(blurry_variant target source suffix type)
+  add_library(${target} OBJECT ${source})
+  target_include_directories(${target} PRIVATE ${CMAKE_SOURCE_DIR}/include ${CMAKE_SOURCE_DIR}/src)
+  target_compile_definitions(${target} PRIVATE BLURRY_BUILD BLURRY_VARIANT_SUFFIX=${suffix}_${type}
+    BLURRY_VARIANT_${type})
+  target_link_libraries(${target} PRIVATE blurry_flags blurry_dependencies)
+endfunction()
+
+function(blurry_add_variants out)
+  file(GLOB refs CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/src/kernels/*/ref.c)
+  file(GLOB simds CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/src/kernels/*/simd.c)
+  set(objects "")
+  foreach(source ${refs})
+    get_filename_component(folder ${source} DIRECTORY)
+    get_filename_component(op ${folder} NAME)
+    foreach(type f32 f64)
+      blurry_variant(${op}_ref_${type} ${source} ref ${type})
+      list(APPEND objects $<TARGET_OBJECTS:${op}_ref_${type}>)
+    endforeach()
+  endforeach()
+  foreach(source ${simds})
+    get_filename_component(folder ${source} DIRECTORY)
+    get_filename_component(op ${folder} NAME)
+    foreach(isa ${BLURRY_ISAS})
+      foreach(type f32 f64)
+        set(target ${op}_${isa}_${type})
+        blurry_variant(${target} ${source} ${isa} ${type})
+        target_compile_definitions(${target} PRIVATE BLURRY_VECTOR_BYTES=${BLURRY_ISA_BYTES_${isa}})
+        # Contraction is what makes a multiply and an add one FMA; results stay the same on every rerun.
+        target_compile_options(${target} PRIVATE ${BLURRY_ISA_FLAGS_${isa}} -ffp-contract=fast -fno-trapping-math
+          -fno-signed-zeros -Wno-psabi)
+        list(APPEND objects $<TARGET_OBJECTS:${target}>)
+      endforeach()
+    endforeach()
+  endforeach()
+  set(${out} ${objects} PARENT_SCOPE)
+endfunction()
