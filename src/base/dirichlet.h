@@ -1,0 +1,15 @@
+/* The Dirichlet write weights: phi_t[j] = D(t*S/T - j), in double, equally accurate at every position. */
+#ifndef BLURRY_BASE_DIRICHLET_H
+#define BLURRY_BASE_DIRICHLET_H
+#include <stdint.h>
+
+/* phi [S] for position t >= 0, period T >= S. */
+void dirichlet_weights(int64_t S, double T, int64_t t, double *phi);
+
+/* phi [S] and its derivative by the period, d phi / d T [S] (proportional to t). */
+void dirichlet_weights_dT(int64_t S, double T, int64_t t, double *phi, double *dphi_dT);
+
+/* The first position at which slot j may be attended to: rint(j*T/S). */
+int64_t dirichlet_visible_from(int64_t S, double T, int64_t j);
+
+#endif
