@@ -1,0 +1,103 @@
+/* Training, evaluation and checkpoints.
+ *
+ * blurry_train() runs a whole training in a run directory. blurry_trainer is the same engine one step at a
+ * time, for programs that keep the loop in their own hands. Both are deterministic: the same settings at the
+ * same thread count give the same bits, and a run resumed from its checkpoint continues as if it had never
+ * stopped.
+ *
+ * A run directory holds
+ *     config.yaml               the settings the run was started with
+ *     log.jsonl                 one JSON object per line, "event" being start, train, eval, checkpoint or end
+ *     model.safetensors         the latest checkpoint; `__metadata__` carries settings, seed, data, metrics,
+ * version optimiser-STEP.safetensors  the optimiser state that belongs to it best.safetensors          the
+ * weights of the best evaluation so far (keep_best) */
+#ifndef BLURRY_TRAIN_H
+#define BLURRY_TRAIN_H
+#include "blurry/settings.h"
+#include "blurry/status.h"
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* What an evaluation found. A number that the task does not define is NaN. */
+typedef struct blurry_metrics {
+    int64_t sequences;
+    int64_t labels;       /* labelled positions */
+    double loss;          /* mean cross-entropy over labelled positions, in nats */
+    double accuracy;      /* as the task defines it, 0 .. 1 */
+    double l1;            /* regbench: mean L1 distance to the uniform distribution over legal symbols */
+    double bits_per_byte; /* text */
+} blurry_metrics;
+
+typedef enum blurry_event {
+    BLURRY_EVENT_START,      /* the run is set up: step says where it starts, after 0 when resumed */
+    BLURRY_EVENT_STEP,       /* one optimiser step is done */
+    BLURRY_EVENT_EVAL,       /* `metrics` holds the validation result */
+    BLURRY_EVENT_CHECKPOINT, /* a checkpoint of this step is safely on disk */
+    BLURRY_EVENT_END         /* `reason` says why */
+} blurry_event;
+
+typedef struct blurry_progress {
+    blurry_event event;
+    int64_t step, steps;  /* steps done; steps of the whole run */
+    double epoch;         /* passes over the training data so far */
+    double loss;          /* this step's, in nats per label */
+    double lr, grad_norm; /* this step's rate, and gradient norm before clipping */
+    double accuracy;      /* of the latest evaluation, NaN before any */
+    double best;          /* the best value of the watched metric so far, NaN before any */
+    int64_t best_step;
+    double tokens_per_second; /* over the latest seconds */
+    double seconds;           /* of this process, since the run was set up */
+    double eta_seconds;       /* to the last step, evaluations and checkpoints included; NaN before known */
+    const blurry_metrics *metrics; /* BLURRY_EVENT_EVAL, else NULL */
+    const char *reason; /* BLURRY_EVENT_END: steps, stop_at, patience, cancelled or non_finite; else NULL */
+    const char *json;   /* the line just written to log.jsonl, without newline; NULL when there is none */
+} blurry_progress;
+
+/* Called from the training thread. Returning anything but 0 ends the run with a checkpoint and
+ * BLURRY_E_CANCELLED. */
+typedef int (*blurry_progress_fn)(void *context, const blurry_progress *progress);
+
+/* Trains in directory `out`. A new or empty directory is set up; one that holds the same run (equal settings;
+ * threads and device may differ) is continued, or found complete; anything else is refused untouched with a
+ * message naming the first key that differs. A loss that is not finite ends the run with BLURRY_E_NUMERIC,
+ * naming the step and the first bad tensor, and leaves the last good checkpoint. `progress` may be NULL. */
+BLURRY_API blurry_status blurry_train(const blurry_settings *settings, const char *out,
+                                      blurry_progress_fn progress, void *context);
+
+/* ---- one step at a time
+ * -------------------------------------------------------------------------------------- */
+typedef struct blurry_trainer blurry_trainer;
+
+typedef struct blurry_step {
+    int64_t step;   /* steps done, this one included */
+    int64_t tokens; /* input tokens of this step */
+    double loss, lr, grad_norm;
+} blurry_step;
+
+BLURRY_API blurry_status blurry_trainer_create(const blurry_settings *settings, blurry_trainer **trainer);
+/* Frees and sets *trainer to NULL. */
+BLURRY_API void blurry_trainer_destroy(blurry_trainer **trainer);
+/* One optimiser step. After BLURRY_E_NUMERIC the weights are those before the step. */
+BLURRY_API blurry_status blurry_trainer_step(blurry_trainer *trainer, blurry_step *report);
+/* `split` is "val" or "test". */
+BLURRY_API blurry_status blurry_trainer_evaluate(blurry_trainer *trainer, const char *split,
+                                                 blurry_metrics *metrics);
+/* Bytes that the trainer planned: parameters, gradients, optimiser, activations and workspace together. */
+BLURRY_API size_t blurry_trainer_bytes(const blurry_trainer *trainer);
+
+/* ---- checkpoints
+ * --------------------------------------------------------------------------------------------- */
+/* Evaluates a checkpoint on its own task. `path` is a model file or a run directory (its best.safetensors
+ * where there is one, else model.safetensors). `split` is "val" or "test"; `threads` 0 means the default. */
+BLURRY_API blurry_status blurry_evaluate(const char *path, const char *split, int threads,
+                                         blurry_metrics *metrics);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
