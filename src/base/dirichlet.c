@@ -9,7 +9,8 @@ static const double pi = 3.14159265358979323846264338327950288;
 
 int64_t dirichlet_visible_from(int64_t S, double T, int64_t j)
 {
-    return (int64_t)rint((double)j * T / (double)S);
+    /* Divided first: this order decides ties such as 27.5 (j=11, S=15, T=37.5) as the goldens do. */
+    return (int64_t)rint((double)j / (double)S * T);
 }
 
 /* The nearest slot n in [0, S) and the offset f in [-1/2, 1/2] of position t. fmod is exact, so is the reduction. */
