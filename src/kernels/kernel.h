@@ -1,0 +1,41 @@
+/* What every operation of the device table shares: how it is run and which memory it may ask for.
+ *
+ * Conventions of all operations:
+ *  - void * points to elements of the device's activation type; parameters, their gradients and optimiser
+ * moments have the device's parameter type (on the CPU both are the same). Layouts are row-major, the last
+ * index contiguous.
+ *  - Gradients of inputs (d_x) are overwritten, gradients of parameters (d_weight ...) are added to.
+ *  - No operation allocates, waits for the host or depends on a value in host memory that may change between
+ * two runs of the same plan: what varies from step to step (positions, learning rate, seed) is read from
+ * device memory.
+ *  - Results do not depend on the number of threads.
+ *  - Operations trust their arguments; zero rows, lengths and counts are fine. */
+#ifndef BLURRY_KERNELS_KERNEL_H
+#define BLURRY_KERNELS_KERNEL_H
+#include <stddef.h>
+#include <stdint.h>
+
+/* How to run. Scratch is the device's own and serves one operation at a time; device_reserve makes it large
+ * enough when a model is planned. */
+typedef struct kernel_run {
+    int threads;
+    void *scratch; /* aligned to 64 */
+    size_t scratch_bytes;
+    size_t element; /* bytes of one activation */
+    void *stream;   /* of an accelerator; NULL on the CPU */
+} kernel_run;
+
+/* Memory an operation needs for one shape, in bytes, multiples of 64. `state` is for all sequences of the
+ * batch. */
+typedef struct kernel_sizes {
+    size_t saved;   /* notes of forward for backward */
+    size_t scratch; /* of run->scratch, the larger of forward and backward */
+    size_t state;   /* carried state, where one call continues another */
+} kernel_sizes;
+
+static inline size_t kernel_round64(size_t bytes)
+{
+    return (bytes + 63) & ~(size_t)63;
+}
+
+#endif

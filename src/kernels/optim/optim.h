@@ -1,0 +1,42 @@
+/* Optimiser and reductions over parameters. */
+#ifndef BLURRY_KERNELS_OPTIM_H
+#define BLURRY_KERNELS_OPTIM_H
+#include "kernels/kernel.h"
+
+/* What changes from step to step; lies in device memory. step counts from 1. */
+typedef struct adamw_scalars {
+    double lr, beta1, beta2, eps, weight_decay;
+    double step;
+    double grad_scale; /* gradients are multiplied by it first (clipping, averaging); see clip */
+} adamw_scalars;
+
+/* m = b1 m + (1-b1) g;  v = b2 v + (1-b2) g^2;  p -= lr (m^ / (sqrt(v^) + eps) + decay * weight_decay * p)
+ * with bias correction m^ = m / (1 - b1^step), v^ = v / (1 - b2^step), decay applied to p before the update
+ * as in PyTorch. */
+typedef struct adamw_args {
+    int64_t count;
+    void *param, *m, *v;
+    const void *grad;
+    int decay; /* 0: this tensor is not decayed */
+    const adamw_scalars *scalars;
+} adamw_args;
+
+/* sum_squares: *out += sum x^2. nonfinite: *first = index of the first NaN or infinity, -1 if none. sum: *out
+ * += sum x. */
+typedef struct reduce_args {
+    int64_t count;
+    const void *x;
+    double *out;
+    int64_t *first;
+} reduce_args;
+
+/* scalars->grad_scale = average * min(1, limit / norm), norm = average * sqrt(*sum_squares); limit 0: no
+ * clipping. *norm (NULL: not wanted) gets the norm. */
+typedef struct clip_args {
+    const double *sum_squares;
+    double average, limit;
+    double *norm;
+    adamw_scalars *scalars;
+} clip_args;
+
+#endif
