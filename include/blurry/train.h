@@ -15,6 +15,7 @@
 #define BLURRY_TRAIN_H
 #include "blurry/settings.h"
 #include "blurry/status.h"
+#include "blurry/task.h" /* blurry_metrics, blurry_split */
 
 #include <stddef.h>
 #include <stdint.h>
@@ -22,16 +23,6 @@
 #ifdef __cplusplus
 extern "C" {
 #endif
-
-/* What an evaluation found. A number that the task does not define is NaN. */
-typedef struct blurry_metrics {
-    int64_t sequences;
-    int64_t labels;       /* labelled positions */
-    double loss;          /* mean cross-entropy over labelled positions, in nats */
-    double accuracy;      /* as the task defines it, 0 .. 1 */
-    double l1;            /* regbench: mean L1 distance to the uniform distribution over legal symbols */
-    double bits_per_byte; /* text */
-} blurry_metrics;
 
 typedef enum blurry_event {
     BLURRY_EVENT_START,      /* the run is set up: step says where it starts, after 0 when resumed */

@@ -29,9 +29,9 @@ typedef enum rng_purpose {
     RNG_DROPOUT = 3,    /* index: the step and layer */
     RNG_GENERATE = 4,   /* sampling tokens; index: the sequence */
     RNG_MQAR = 16,      /* + split; index: the sample */
-    RNG_AUTOMATON = 24, /* index: the candidate automaton, over all splits */
-    RNG_DOCUMENT = 25,  /* index: the accepted automaton's candidate number */
-    RNG_WINDOW = 32,    /* text windows, + split; index: the sample */
+    RNG_AUTOMATON = 24, /* + split; index: the candidate */
+    RNG_DOCUMENT = 28,  /* + split; index: the candidate the document belongs to */
+    RNG_WINDOW = 32,    /* text windows; index: the sample */
     RNG_TEST = 1000     /* free for tests */
 } rng_purpose;
 
