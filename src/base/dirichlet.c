@@ -10,7 +10,8 @@ static const double pi = 3.14159265358979323846264338327950288;
 int64_t dirichlet_visible_from(int64_t S, double T, int64_t j)
 {
     /* Divided first: this order decides ties such as 27.5 (j=11, S=15, T=37.5) as the goldens do. */
-    return (int64_t)rint((double)j / (double)S * T);
+    double first = rint((double)j / (double)S * T);
+    return first < 9.2e18 ? (int64_t)first : INT64_MAX; /* a period beyond every position */
 }
 
 /* The nearest slot n in [0, S) and the offset f in [-1/2, 1/2] of position t. fmod is exact, so is the reduction. */
@@ -24,7 +25,7 @@ static double nearest_slot(int64_t S, double T, int64_t t, int64_t *slot)
 
 static inline double value(int64_t S, double f, double sin_f, int64_t d)
 {
-    if (d == 0 && f == 0.0) return 1.0;
+    if (d == 0 && fabs(f) < 1e-150) return 1.0; /* also where the quotient would be one of subnormal numbers */
     double sign = d & 1 ? -1.0 : 1.0;
     return sign * sin_f / ((double)S * sin(pi * (f + (double)d) / (double)S));
 }
