@@ -7,7 +7,9 @@
 
 typedef struct blurry_args {
     const blurry_attn_plan *plan;
-    const void *q, *k, *v; /* [B, L, H, Dk], [B, L, Hkv, Dk], [B, L, Hkv, Dv] */
+    const int64_t *offsets; /* NULL: B sequences of L tokens; else [B+1] in host memory, as in blurry/attention.h:
+                               how a pass uses fewer or shorter sequences than the plan allows */
+    const void *q, *k, *v;  /* [B, L, H, Dk], [B, L, Hkv, Dk], [B, L, Hkv, Dv] */
     void *o;               /* [B, L, H, Dv] */
     const void *state_in;  /* B states of blurry_attn_state_bytes each, as the plan's state_init makes them;
                               NULL: empty */
