@@ -12,28 +12,22 @@
 #define BLURRY_BASE_SAFETENSORS_H
 #include "base/status.h"
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
-enum { SAFETENSORS_RANK_MAX = 8 };
+enum { SAFETENSORS_RANK_MAX = 32 };
+
+/* X(name, bytes per element) */
+#define SAFETENSORS_DTYPES(X)                                                                                \
+    X(F64, 8)                                                                                                \
+    X(I64, 8)                                                                                                \
+    X(U64, 8) X(F32, 4) X(I32, 4) X(U32, 4) X(F16, 2) X(BF16, 2) X(I16, 2) X(U16, 2) X(I8, 1) X(U8, 1)       \
+        X(BOOL, 1) X(F8_E5M2, 1) X(F8_E4M3, 1) X(F8_E8M0, 1) X(F8_E4M3FNUZ, 1) X(F8_E5M2FNUZ, 1)
 
 typedef enum safetensors_dtype {
-    SAFETENSORS_BOOL,
-    SAFETENSORS_U8,
-    SAFETENSORS_I8,
-    SAFETENSORS_F8_E5M2,
-    SAFETENSORS_F8_E4M3,
-    SAFETENSORS_I16,
-    SAFETENSORS_U16,
-    SAFETENSORS_F16,
-    SAFETENSORS_BF16,
-    SAFETENSORS_I32,
-    SAFETENSORS_U32,
-    SAFETENSORS_F32,
-    SAFETENSORS_F64,
-    SAFETENSORS_I64,
-    SAFETENSORS_U64,
-    SAFETENSORS_DTYPE_COUNT
+#define SAFETENSORS_ENUM(name, bytes) SAFETENSORS_##name,
+    SAFETENSORS_DTYPES(SAFETENSORS_ENUM) SAFETENSORS_DTYPE_COUNT
 } safetensors_dtype;
 
 /* "F32"; bytes per element, 4. */
@@ -59,7 +53,10 @@ typedef struct safetensors safetensors;
 blurry_status safetensors_open(safetensors **file, const char *path);
 /* The same over memory, which must outlive the handle; `name` stands for the path in messages. */
 blurry_status safetensors_parse(safetensors **file, const void *data, size_t length, const char *name);
+/* NULL is fine. */
 void safetensors_close(safetensors **file);
+/* As given to open. */
+const char *safetensors_path(const safetensors *file);
 
 size_t safetensors_count(const safetensors *file);
 /* In the order of their data. */
@@ -81,10 +78,10 @@ blurry_status safetensors_read_f64(const safetensors *file, const char *name, co
                                    int64_t count, double *out);
 
 /* ---- writing ---- */
-/* Writes the file atomically (see file_save). The header lists metadata and tensors in the given order, so
- * equal input gives equal bytes; the data starts 64-byte aligned and each tensor 8-byte aligned where element
- * sizes allow without a hole (wider types first does it). Names and values are valid UTF-8, names are
- * distinct and not "__metadata__". */
+/* Writes the file atomically (see file_save). The data starts 64-byte aligned and is laid out widest type
+ * first, else in the given order, so that every tensor is aligned for its type without a hole and equal input
+ * gives equal bytes. Names and values must be valid UTF-8, names distinct and not "__metadata__"; `count` and
+ * `bytes` are computed from dtype and shape, the caller's are not looked at. */
 blurry_status safetensors_save(const char *path, const safetensors_tensor *tensors, size_t tensor_count,
                                const char *const *metadata_keys, const char *const *metadata_values,
                                size_t metadata_count);
