@@ -7,12 +7,13 @@
  *
  * A run directory holds
  *     config.yaml               the settings the run was started with
- *     log.jsonl                 one JSON object per line, "event" being start, train, eval, checkpoint or end
+ *     log.jsonl                 one JSON object per line, "event" being start, train, eval or end
  *     model.safetensors         the latest checkpoint; `__metadata__` carries settings, seed, data, metrics,
  * version optimiser-STEP.safetensors  the optimiser state that belongs to it best.safetensors          the
  * weights of the best evaluation so far (keep_best) */
 #ifndef BLURRY_TRAIN_H
 #define BLURRY_TRAIN_H
+#include "blurry/model.h"
 #include "blurry/settings.h"
 #include "blurry/status.h"
 #include "blurry/task.h" /* blurry_metrics, blurry_split */
@@ -83,10 +84,28 @@ BLURRY_API size_t blurry_trainer_bytes(const blurry_trainer *trainer);
 
 /* ---- checkpoints
  * --------------------------------------------------------------------------------------------- */
-/* Evaluates a checkpoint on its own task. `path` is a model file or a run directory (its best.safetensors
- * where there is one, else model.safetensors). `split` is "val" or "test"; `threads` 0 means the default. */
-BLURRY_API blurry_status blurry_evaluate(const char *path, const char *split, int threads,
+/* In all three `path` is a model file or a run directory (its best.safetensors where there is one, else
+ * model.safetensors). */
+
+/* The settings a checkpoint was trained with, vocab and length as the task has them. Destroy *settings. */
+BLURRY_API blurry_status blurry_checkpoint_settings(const char *path, blurry_settings **settings);
+/* A model without gradients, for up to `batch` sequences, with the checkpoint's weights. `settings` are those
+ * of blurry_checkpoint_settings, perhaps with another device, length or number of threads. */
+BLURRY_API blurry_status blurry_checkpoint_load(const char *path, const blurry_settings *settings,
+                                                int64_t batch, blurry_model **model);
+/* Evaluates a checkpoint on its own task; `split` is "val" or "test". `settings` NULL means those of the
+ * checkpoint; with others (another length, more samples) the task must be the same. */
+BLURRY_API blurry_status blurry_evaluate(const char *path, const char *split, const blurry_settings *settings,
                                          blurry_metrics *metrics);
+
+/* ---- presets
+ * ------------------------------------------------------------------------------------------------- */
+/* Ready settings by name; NULL outside [0, blurry_preset_count()). */
+BLURRY_API int blurry_preset_count(void);
+BLURRY_API const char *blurry_preset_name(int index);
+BLURRY_API const char *blurry_preset_summary(int index); /* one line of help */
+/* Sets the options of the preset and leaves the others. */
+BLURRY_API blurry_status blurry_preset_apply(blurry_settings *settings, const char *name);
 
 #ifdef __cplusplus
 }

@@ -7,7 +7,6 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -16,12 +15,6 @@ blurry_status run_log_open(run_log *log, const char *path)
     *log = (run_log){.fd = -1};
     int fd = open(path, O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
     if (fd < 0) return status_fail(BLURRY_E_IO, "%s: cannot open: %s", path, strerror(errno));
-    if (flock(fd, LOCK_EX | LOCK_NB) != 0) {
-        close(fd);
-        return status_fail(BLURRY_E_INVALID,
-                           "%s is in use by another training process: wait for it, or give another --out",
-                           path);
-    }
     struct stat info;
     if (fstat(fd, &info) != 0) {
         close(fd);
@@ -90,6 +83,12 @@ blurry_status run_log_append(run_log *log, const char *line)
     }
     log->bytes += (int64_t)size;
     return BLURRY_OK;
+}
+
+blurry_status run_log_sync(run_log *log)
+{
+    if (fdatasync(log->fd) == 0) return BLURRY_OK;
+    return status_fail(BLURRY_E_IO, "log.jsonl: cannot synchronise: %s", strerror(errno));
 }
 
 void run_log_close(run_log *log)

@@ -1,6 +1,5 @@
-/* log.jsonl of a run directory: one JSON object per line, appended with one write each. The open log is also
- * the directory's lock, so two processes never train in the same place. A checkpoint records how long the log
- * was; resuming from it cuts the log back to there, so that every step appears once. */
+/* log.jsonl of a run directory: one JSON object per line, appended with one write each. A checkpoint records
+ * how long the log was; resuming from it cuts the log back to there, so that every step appears once. */
 #ifndef BLURRY_TRAIN_RUN_LOG_H
 #define BLURRY_TRAIN_RUN_LOG_H
 #include "base/status.h"
@@ -24,13 +23,15 @@ typedef struct log_field {
 #define LOG_REAL(name_, value_) ((log_field){.name = (name_), .kind = LOG_NUMBER, .number = (value_)})
 #define LOG_STR(name_, value_)  ((log_field){.name = (name_), .kind = LOG_TEXT, .text = (value_)})
 
-/* Opens or creates the log and takes the lock: BLURRY_E_INVALID while another process holds it. */
+/* Opens or creates the log. */
 blurry_status run_log_open(run_log *log, const char *path);
 /* Cuts the log back to `bytes`; a log shorter than that (it was edited) is left as it is. */
 blurry_status run_log_truncate(run_log *log, int64_t bytes);
 /* Formats the line into a new string without newline, to be freed. */
 blurry_status run_log_format(const log_field *fields, int n, char **line);
 blurry_status run_log_append(run_log *log, const char *line);
+/* Waits until what was written is on the disk. */
+blurry_status run_log_sync(run_log *log);
 void run_log_close(run_log *log);
 
 #endif
