@@ -18,8 +18,9 @@ endif()
 
 add_library(blurry_dependencies INTERFACE)
 target_include_directories(blurry_dependencies SYSTEM INTERFACE ${OPENBLAS_INCLUDE} ${RANDOM123_INCLUDE})
+# gomp is the runtime under that build; kernels/blas.c tells it to leave the threads to us.
 target_link_libraries(blurry_dependencies INTERFACE PkgConfig::JANSSON PkgConfig::YAML ${OPENBLAS_LIBRARY}
-  Threads::Threads m)
+  gomp Threads::Threads m)
 
 # The command line adds OpenBLAS for the sgemm it measures itself against, and jansson for --json.
 add_library(blurry_cli_dependencies INTERFACE)

@@ -33,6 +33,30 @@ typedef struct kernel_sizes {
     size_t state;   /* carried state, where one call continues another */
 } kernel_sizes;
 
+/* Opens the definition of one variant of an operation: prototype and head. For sources that include
+ * variant.h. */
+#define KERNEL(name, args)                                                                                   \
+    void VARIANT(name)(const kernel_run *run, const args *a);                                                \
+    void VARIANT(name)(const kernel_run *run __attribute__((unused)), const args *a)
+#define KERNEL_SIZES(name, args)                                                                             \
+    void VARIANT(name)(const kernel_run *run, const args *a, kernel_sizes *sizes);                           \
+    void VARIANT(name)(const kernel_run *run __attribute__((unused)), const args *a, kernel_sizes *sizes)
+
+static inline int64_t kernel_min(int64_t a, int64_t b)
+{
+    return a < b ? a : b;
+}
+
+static inline int64_t kernel_max(int64_t a, int64_t b)
+{
+    return a > b ? a : b;
+}
+
+static inline int64_t kernel_blocks(int64_t count, int64_t block)
+{
+    return (count + block - 1) / block;
+}
+
 static inline size_t kernel_round64(size_t bytes)
 {
     return (bytes + 63) & ~(size_t)63;

@@ -1,15 +1,16 @@
 /* Blurry attention as an operation of the device table, over the public plan of blurry/attention.h. The plan
  * is made with device_blurry_plan (device.h) and carries shape, periods, decay, grid and kernels. */
-#ifndef BLURRY_KERNELS_BLURRY_OP_H
-#define BLURRY_KERNELS_BLURRY_OP_H
+#ifndef BLURRY_DEVICE_BLURRY_H
+#define BLURRY_DEVICE_BLURRY_H
 #include "blurry/attention.h"
 #include "kernels/kernel.h"
 
 typedef struct blurry_args {
     const blurry_attn_plan *plan;
-    const int64_t *offsets; /* NULL: B sequences of L tokens; else [B+1] in host memory, as in blurry/attention.h:
-                               how a pass uses fewer or shorter sequences than the plan allows */
-    const void *q, *k, *v;  /* [B, L, H, Dk], [B, L, Hkv, Dk], [B, L, Hkv, Dv] */
+    const int64_t
+        *offsets; /* NULL: B sequences of L tokens; else [B+1] in host memory, as in blurry/attention.h:
+                     how a pass uses fewer or shorter sequences than the plan allows */
+    const void *q, *k, *v; /* [B, L, H, Dk], [B, L, Hkv, Dk], [B, L, Hkv, Dv] */
     void *o;               /* [B, L, H, Dv] */
     const void *state_in;  /* B states of blurry_attn_state_bytes each, as the plan's state_init makes them;
                               NULL: empty */
