@@ -1,11 +1,12 @@
-/* Contract of the blurry attention kernels (whole sequences; kernels/blurry_step decodes one token at a time).
+/* Contract of the blurry attention kernels (whole sequences; kernels/blurry_step decodes one token at a
+ * time).
  *
  * Every variant computes the operator of docs/operator.md for sequences that lie one after another in memory:
  *     q [N, H, Dk], k [N, Hkv, Dk], v [N, Hkv, Dv] -> o [N, H, Dv],   N tokens in all.
- * Slots on entry and exit are those of the absolute grid, also for the relative grid: a relative slot is a fixed mix of
- * them, K_rel_t[j] = sum_i phi_t[(i + j) mod S] K_abs_t[i].
- * Results must not depend on `threads`, nor a token's result on later tokens. Kernels trust their input; the checks are
- * in src/attention. */
+ * Slots on entry and exit are those of the absolute grid, also for the relative grid: a relative slot is a
+ * fixed mix of them, K_rel_t[j] = sum_i phi_t[(i + j) mod S] K_abs_t[i]. Results must not depend on
+ * `threads`, nor a token's result on later tokens. Kernels trust their input; the checks are in
+ * src/attention. */
 #ifndef BLURRY_KERNELS_BLURRY_H
 #define BLURRY_KERNELS_BLURRY_H
 #include "base/cpu.h"
@@ -15,8 +16,8 @@
 
 /* What a plan fixes. */
 typedef struct bla_shape {
-    int64_t batch;         /* most sequences of one call */
-    int64_t tokens;        /* most tokens of one call, all sequences together */
+    int64_t batch;  /* most sequences of one call */
+    int64_t tokens; /* most tokens of one call, all sequences together */
     int64_t H, Hkv, Dk, Dv, M, S;
     const double *period;  /* [Hkv], each >= S */
     const uint8_t *raised; /* [Hkv] 1 where the caller's period was below S: d_period is 0 there */
@@ -30,8 +31,8 @@ typedef struct bla_sequence {
     int64_t position; /* absolute position of its first token */
 } bla_sequence;
 
-/* Slots of all sequences: K of sequence b is at k + b*stride elements, shaped [Hkv, S, Dk]; V likewise. NULL k: absent
- * (zero on entry, not wanted on exit). Entry and exit may be the same memory. */
+/* Slots of all sequences: K of sequence b is at k + b*stride elements, shaped [Hkv, S, Dk]; V likewise. NULL
+ * k: absent (zero on entry, not wanted on exit). Entry and exit may be the same memory. */
 typedef struct bla_slots {
     void *k, *v;
     int64_t stride_k, stride_v; /* elements between sequences */
@@ -55,7 +56,8 @@ typedef struct bla_backward {
     const void *saved;     /* from forward, or NULL */
     bla_slots d_out, d_in; /* gradients of the slots on exit (given) and on entry (wanted) */
     void *d_q, *d_k, *d_v;
-    double *d_period, *d_period_abs; /* [Hkv] or NULL; the sum, and the sum of absolute contributions per (t, j) */
+    double *d_period,
+        *d_period_abs; /* [Hkv] or NULL; the sum, and the sum of absolute contributions per (t, j) */
     void *workspace;
 } bla_backward;
 

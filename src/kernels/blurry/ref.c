@@ -1,8 +1,8 @@
 /* The reference of blurry attention: the recurrence as docs/operator.md states it, in plain loops.
  *
- * It is the specification of every other variant, so all arithmetic is in double for both element types; only inputs
- * and results are of type `real`. One task is one sequence and key/value head. Backward keeps a state every sqrt(n)
- * tokens and replays one such segment at a time, so memory grows with sqrt(n), not n. */
+ * It is the specification of every other variant, so all arithmetic is in double for both element types; only
+ * inputs and results are of type `real`. One task is one sequence and key/value head. Backward keeps a state
+ * every sqrt(n) tokens and replays one such segment at a time, so memory grows with sqrt(n), not n. */
 #include "base/dirichlet.h"
 #include "base/sizes.h"
 #include "base/threads.h"
@@ -62,8 +62,8 @@ static void write_token(const bla_shape *s, const double *phi, const real *x, in
     }
 }
 
-/* Relative slot j is the mix sum_i phi_t[(i + j) mod S] slot_i; by linearity it is applied to numbers per slot. The
- * matrix is symmetric, so the same function is its transpose. */
+/* Relative slot j is the mix sum_i phi_t[(i + j) mod S] slot_i; by linearity it is applied to numbers per
+ * slot. The matrix is symmetric, so the same function is its transpose. */
 static void mix(const bla_shape *s, const double *phi, const double *in, double *out)
 {
     for (int64_t j = 0; j < s->S; j++) {
@@ -82,8 +82,8 @@ static void softmax(int64_t S, int64_t visible, const double *logits, double *p)
     for (int64_t j = 0; j < S; j++) p[j] = j < visible ? p[j] / sum : 0.0;
 }
 
-/* What one query sees: per absolute slot <q,K_i> (raw), the logits and p per slot of the grid, and the weight that each
- * absolute slot's value gets (weight = p on the absolute grid). All [S]. */
+/* What one query sees: per absolute slot <q,K_i> (raw), the logits and p per slot of the grid, and the weight
+ * that each absolute slot's value gets (weight = p on the absolute grid). All [S]. */
 typedef struct reading {
     double *raw, *logits, *p, *weight;
 } reading;
@@ -118,7 +118,8 @@ static slots take_slots(double **from, const bla_shape *s)
     return taken;
 }
 
-/* ---- forward ------------------------------------------------------------------------------------------------ */
+/* ---- forward
+ * ------------------------------------------------------------------------------------------------ */
 
 static size_t forward_share(const bla_shape *s)
 {
@@ -171,7 +172,8 @@ static void forward(const bla_shape *shape, const void *tables, const bla_forwar
     threads_run(shape->threads, args->n_sequences * shape->Hkv, forward_task, &job);
 }
 
-/* ---- backward ----------------------------------------------------------------------------------------------- */
+/* ---- backward
+ * ----------------------------------------------------------------------------------------------- */
 
 /* Tokens per replayed segment for a sequence of n tokens: the smallest c with c*c >= n. */
 static int64_t segment_length(int64_t n)
@@ -222,8 +224,8 @@ static backward_scratch carve(const bla_shape *s, double *share, int64_t count)
     w.checkpoints = take(&share, c * w.state_size);
     w.replay = take(&share, (c + 1) * w.state_size);
     w.grad = take_slots(&share, s);
-    double **rows[] = {&w.phi,   &w.dphi_dT,  &w.d_phi, &w.d_p,     &w.d_logits,
-                       &w.d_raw, &w.r.raw, &w.r.p,   &w.r.logits, &w.r.weight};
+    double **rows[] = {&w.phi,   &w.dphi_dT, &w.d_phi, &w.d_p,      &w.d_logits,
+                       &w.d_raw, &w.r.raw,   &w.r.p,   &w.r.logits, &w.r.weight};
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) *rows[i] = take(&share, s->S);
     w.row = take(&share, s->Dk + s->Dv);
     return w;
@@ -236,7 +238,8 @@ static slots state_at(const backward_scratch *w, const bla_shape *s, double *sta
 }
 
 /* The state after token i of sequence b from the one before it. */
-static void advance(const bla_shape *s, const bla_backward *a, int64_t b, int64_t h, int64_t i, double *phi, slots to)
+static void advance(const bla_shape *s, const bla_backward *a, int64_t b, int64_t h, int64_t i, double *phi,
+                    slots to)
 {
     int64_t n = a->sequences[b].first + i;
     dirichlet_weights(s->S, s->period[h], a->sequences[b].position + i, phi);
@@ -245,21 +248,23 @@ static void advance(const bla_shape *s, const bla_backward *a, int64_t b, int64_
 }
 
 /* Runs the sequence once, keeping the state before every segment. */
-static void lay_checkpoints(const bla_shape *s, const bla_backward *a, int64_t b, int64_t h, backward_scratch *w)
+static void lay_checkpoints(const bla_shape *s, const bla_backward *a, int64_t b, int64_t h,
+                            backward_scratch *w)
 {
     int64_t count = a->sequences[b].count, c = segment_length(count);
     slots x = state_at(w, s, w->replay, 0);
     load(x.k, slots_at(a->in.k, a->in.stride_k, b, h, s->S * s->Dk), s->S * s->Dk);
     load(x.v, slots_at(a->in.k ? a->in.v : NULL, a->in.stride_v, b, h, s->S * s->Dv), s->S * s->Dv);
     for (int64_t i = 0; i < count; i++) {
-        if (i % c == 0) memcpy(w->checkpoints + i / c * w->state_size, x.k, (size_t)w->state_size * sizeof(double));
+        if (i % c == 0)
+            memcpy(w->checkpoints + i / c * w->state_size, x.k, (size_t)w->state_size * sizeof(double));
         advance(s, a, b, h, i, w->phi, x);
     }
 }
 
 /* Fills replay[0 .. n] with the states before token `start` and after each of the n tokens from there. */
-static void replay_segment(const bla_shape *s, const bla_backward *a, int64_t b, int64_t h, int64_t start, int64_t n,
-                           backward_scratch *w)
+static void replay_segment(const bla_shape *s, const bla_backward *a, int64_t b, int64_t h, int64_t start,
+                           int64_t n, backward_scratch *w)
 {
     int64_t c = segment_length(a->sequences[b].count);
     size_t bytes = (size_t)w->state_size * sizeof(double);
@@ -271,12 +276,13 @@ static void replay_segment(const bla_shape *s, const bla_backward *a, int64_t b,
 }
 
 /* One query's gradients: writes d_q, adds to the slots' gradient and, on the relative grid, to d_phi. */
-static void backward_read(const bla_shape *s, int64_t visible, const real *q, const real *d_o, slots x, real *d_q,
-                          backward_scratch *w)
+static void backward_read(const bla_shape *s, int64_t visible, const real *q, const real *d_o, slots x,
+                          real *d_q, backward_scratch *w)
 {
     read_slots(s, w->phi, visible, q, x.k, &w->r);
     double mean = 0;
-    for (int64_t i = 0; i < s->S; i++) w->d_raw[i] = dot(d_o, x.v + i * s->Dv, s->Dv); /* d loss / d weight_i */
+    for (int64_t i = 0; i < s->S; i++)
+        w->d_raw[i] = dot(d_o, x.v + i * s->Dv, s->Dv); /* d loss / d weight_i */
     if (s->relative)
         for (int64_t i = 0; i < s->S; i++)
             for (int64_t j = 0; j < visible; j++) w->d_phi[(i + j) % s->S] += w->r.p[j] * w->d_raw[i];
@@ -305,9 +311,10 @@ static void backward_read(const bla_shape *s, int64_t visible, const real *q, co
     store(d_q, w->row, s->Dk);
 }
 
-/* The write's gradients: d_x [D] of the token, d_phi [S] added, and the slots' gradient moved before the token. */
-static void backward_write(const bla_shape *s, const real *x, int64_t D, const double *before, double *grad, real *d_x,
-                           backward_scratch *w)
+/* The write's gradients: d_x [D] of the token, d_phi [S] added, and the slots' gradient moved before the
+ * token. */
+static void backward_write(const bla_shape *s, const real *x, int64_t D, const double *before, double *grad,
+                           real *d_x, backward_scratch *w)
 {
     memset(w->row, 0, (size_t)D * sizeof(double));
     for (int64_t j = 0; j < s->S; j++) {
@@ -323,8 +330,8 @@ static void backward_write(const bla_shape *s, const real *x, int64_t D, const d
     store(d_x, w->row, D);
 }
 
-static void backward_token(const bla_shape *s, const bla_backward *a, int64_t b, int64_t h, int64_t i, slots before,
-                           slots after, backward_scratch *w, double *period_sums)
+static void backward_token(const bla_shape *s, const bla_backward *a, int64_t b, int64_t h, int64_t i,
+                           slots before, slots after, backward_scratch *w, double *period_sums)
 {
     int64_t n = a->sequences[b].first + i, t = a->sequences[b].position + i, group = s->H / s->Hkv;
     int64_t visible = visible_slots(s->S, s->period[h], t);
@@ -332,7 +339,8 @@ static void backward_token(const bla_shape *s, const bla_backward *a, int64_t b,
     memset(w->d_phi, 0, (size_t)s->S * sizeof(double));
     for (int64_t g = h * group; g < (h + 1) * group; g++)
         backward_read(s, visible, (const real *)a->q + (n * s->H + g) * s->Dk,
-                      (const real *)a->d_o + (n * s->H + g) * s->Dv, after, (real *)a->d_q + (n * s->H + g) * s->Dk, w);
+                      (const real *)a->d_o + (n * s->H + g) * s->Dv, after,
+                      (real *)a->d_q + (n * s->H + g) * s->Dk, w);
     backward_write(s, (const real *)a->k + (n * s->Hkv + h) * s->Dk, s->Dk, before.k, w->grad.k,
                    (real *)a->d_k + (n * s->Hkv + h) * s->Dk, w);
     backward_write(s, (const real *)a->v + (n * s->Hkv + h) * s->Dv, s->Dv, before.v, w->grad.v,
@@ -348,7 +356,8 @@ static void backward_task(void *context, int64_t task, int worker)
     const backward_job *job = context;
     const bla_shape *s = job->shape;
     const bla_backward *a = job->args;
-    const int64_t b = task / s->Hkv, h = task % s->Hkv, count = a->sequences[b].count, c = segment_length(count);
+    const int64_t b = task / s->Hkv, h = task % s->Hkv, count = a->sequences[b].count,
+                  c = segment_length(count);
     char *shares = (char *)a->workspace + period_sums_bytes(s);
     backward_scratch w = carve(s, (double *)(shares + (size_t)worker * backward_share(s)), count);
     double *sums = job->period_sums + 2 * task;
@@ -360,8 +369,8 @@ static void backward_task(void *context, int64_t task, int worker)
         int64_t n = count - start < c ? count - start : c;
         replay_segment(s, a, b, h, start, n, &w);
         for (int64_t i = n - 1; i >= 0; i--)
-            backward_token(s, a, b, h, start + i, state_at(&w, s, w.replay, i), state_at(&w, s, w.replay, i + 1), &w,
-                           sums);
+            backward_token(s, a, b, h, start + i, state_at(&w, s, w.replay, i),
+                           state_at(&w, s, w.replay, i + 1), &w, sums);
     }
     real *d_k = slots_at(a->d_in.k, a->d_in.stride_k, b, h, s->S * s->Dk);
     real *d_v = slots_at(a->d_in.v, a->d_in.stride_v, b, h, s->S * s->Dv);
@@ -384,7 +393,8 @@ static void backward(const bla_shape *shape, const void *tables, const bla_backw
     }
 }
 
-/* ---- the table entry ---------------------------------------------------------------------------------------- */
+/* ---- the table entry
+ * ---------------------------------------------------------------------------------------- */
 
 static blurry_status prepare(const bla_shape *shape, void **tables)
 {

@@ -1,7 +1,12 @@
-/* The variants of blurry attention. A slot is never empty: where no fast variant serves, the reference does. */
+/* The variants of blurry attention. */
 #include "kernels/blurry/blurry.h"
 
 extern const bla_kernel bla_kernel_ref_f32, bla_kernel_ref_f64;
+extern const bla_kernel bla_kernel_base_f32, bla_kernel_base_f64;
+#if defined(__x86_64__)
+extern const bla_kernel bla_kernel_avx2_f32, bla_kernel_avx2_f64;
+extern const bla_kernel bla_kernel_avx512_f32, bla_kernel_avx512_f64;
+#endif
 
 const bla_kernel *bla_kernel_reference(blurry_dtype dtype)
 {
@@ -10,6 +15,10 @@ const bla_kernel *bla_kernel_reference(blurry_dtype dtype)
 
 const bla_kernel *bla_kernel_fast(blurry_dtype dtype, cpu_isa isa)
 {
+#if defined(__x86_64__)
+    if (isa == CPU_ISA_AVX512) return dtype == BLURRY_F32 ? &bla_kernel_avx512_f32 : &bla_kernel_avx512_f64;
+    if (isa == CPU_ISA_AVX2) return dtype == BLURRY_F32 ? &bla_kernel_avx2_f32 : &bla_kernel_avx2_f64;
+#endif
     (void)isa;
-    return bla_kernel_reference(dtype);
+    return dtype == BLURRY_F32 ? &bla_kernel_base_f32 : &bla_kernel_base_f64;
 }
