@@ -1,5 +1,6 @@
-/* The worker pool. Workers are started on first need, sleep on a condition between jobs after a short spin, and end
- * with the process. After fork() the child starts with an empty pool: threads do not survive a fork. */
+/* The worker pool. Workers are started on first need, sleep on a condition between jobs after a short spin,
+ * and end with the process. After fork() the child starts with an empty pool: threads do not survive a fork.
+ */
 #include "base/threads.h"
 
 #include <pthread.h>
@@ -8,14 +9,23 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-enum { SPIN_ROUNDS = 4000 };
+/* About 0.1 ms of waiting before a thread sleeps: kernels come as several short jobs one after another, and
+ * waking a sleeping thread costs as much as one of them. */
+enum { SPIN_ROUNDS = 8000 };
+
+static inline void spin_pause(void)
+{
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#endif
+}
 
 typedef struct pool {
-    pthread_mutex_t owner;  /* held by the thread whose job is running */
-    pthread_mutex_t lock;   /* guards the fields below and the condition */
+    pthread_mutex_t owner; /* held by the thread whose job is running */
+    pthread_mutex_t lock;  /* guards the fields below and the condition */
     pthread_cond_t wake;
-    int started;            /* workers that exist, numbered 1 .. started */
-    int wanted;             /* workers of the current job: those numbered <= wanted take part */
+    int started; /* workers that exist, numbered 1 .. started */
+    int wanted;  /* workers of the current job: those numbered <= wanted take part */
     threads_task task;
     void *context;
     int64_t n_tasks;
@@ -24,8 +34,8 @@ typedef struct pool {
     atomic_int running;              /* workers that have not yet left the current job */
 } pool;
 
-static pool the_pool = {.owner = PTHREAD_MUTEX_INITIALIZER, .lock = PTHREAD_MUTEX_INITIALIZER,
-                        .wake = PTHREAD_COND_INITIALIZER};
+static pool the_pool = {
+    .owner = PTHREAD_MUTEX_INITIALIZER, .lock = PTHREAD_MUTEX_INITIALIZER, .wake = PTHREAD_COND_INITIALIZER};
 static _Thread_local int inside_job;
 static pthread_once_t fork_once = PTHREAD_ONCE_INIT;
 
@@ -84,8 +94,9 @@ static void *worker_main(void *argument)
     pool *p = &the_pool;
     uint_fast64_t seen = start.generation;
     for (;;) {
-        for (int i = 0; i < SPIN_ROUNDS && atomic_load_explicit(&p->generation, memory_order_acquire) == seen; i++)
-            ;
+        for (int i = 0; i < SPIN_ROUNDS && atomic_load_explicit(&p->generation, memory_order_acquire) == seen;
+             i++)
+            spin_pause();
         pthread_mutex_lock(&p->lock);
         while (atomic_load_explicit(&p->generation, memory_order_acquire) == seen)
             pthread_cond_wait(&p->wake, &p->lock);
@@ -140,7 +151,9 @@ void threads_run(int n_threads, int64_t n_tasks, threads_task task, void *contex
     pthread_mutex_unlock(&p->lock);
 
     take_tasks(p, 0);
-    for (int i = 0; atomic_load_explicit(&p->running, memory_order_acquire) > 0; i++)
+    for (int i = 0; atomic_load_explicit(&p->running, memory_order_acquire) > 0; i++) {
+        spin_pause();
         if (i > SPIN_ROUNDS) sched_yield();
+    }
     pthread_mutex_unlock(&p->owner);
 }
