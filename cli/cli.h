@@ -1,4 +1,5 @@
-/* What the verbs share. A verb is one file, cmd_<verb>.c, and one line in verbs.def; it sees include/blurry only. */
+/* What the verbs share. A verb is one file, cmd_<verb>.c, and one line in verbs.def; it sees include/blurry
+ * only. */
 #ifndef BLURRY_CLI_H
 #define BLURRY_CLI_H
 #include "blurry/status.h"
@@ -15,5 +16,7 @@ enum {
 
 /* Prints "blurry: <context>: <last error>" and returns CLI_USAGE for bad input, CLI_FAILED otherwise. */
 int cli_report(blurry_status status, const char *context);
+/* The same where only input was read so far: a file that cannot be read is CLI_USAGE too. */
+int cli_report_input(blurry_status status, const char *context);
 
 #endif
