@@ -4,10 +4,10 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -84,29 +84,45 @@ static char *final_path(const char *path)
     return real ? real : strdup(path);
 }
 
+/* Opens the temporary file and locks it, so that two saves of one path take turns and what a killed process
+ * left behind is used again. Returns 0, or the errno of what failed. */
+static int open_temporary(file_save *save)
+{
+    for (;;) {
+        int fd = open(save->temporary, O_WRONLY | O_CREAT | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK, 0666);
+        if (fd < 0) return errno;
+        while (flock(fd, LOCK_EX) != 0 && errno == EINTR)
+            continue; /* no locks on this file system: go on without */
+        struct stat mine, there;
+        int current = fstat(fd, &mine) == 0 && lstat(save->temporary, &there) == 0 &&
+                      mine.st_ino == there.st_ino && mine.st_dev == there.st_dev;
+        if (current && S_ISREG(mine.st_mode) && ftruncate(fd, 0) == 0) {
+            save->descriptor = fd;
+            return 0;
+        }
+        int error = current ? (S_ISREG(mine.st_mode) ? errno : EEXIST) : 0;
+        close(fd);
+        if (error) return error; /* else another save renamed it while we waited: take a fresh one */
+    }
+}
+
 blurry_status file_save_begin(file_save *save, const char *path)
 {
-    static atomic_uint counter;
+    static const char suffix[] = ".blurry-tmp";
     *save = (file_save){.descriptor = -1};
     struct stat info;
     if (stat(path, &info) == 0 && !S_ISREG(info.st_mode))
         return status_fail(BLURRY_E_IO, "%s: cannot save: it exists and is not a regular file", path);
     save->path = final_path(path);
     save->buffer = malloc(BUFFER_BYTES);
-    size_t capacity = save->path ? strlen(save->path) + 64 : 0;
-    save->temporary = save->path ? malloc(capacity) : NULL;
+    save->temporary = save->path ? malloc(strlen(save->path) + sizeof suffix) : NULL;
     if (!save->path || !save->buffer || !save->temporary) {
         release(save);
         return status_fail(BLURRY_E_MEMORY, "%s: out of memory while saving", path);
     }
-    for (int tries = 0; tries < 100 && save->descriptor < 0; tries++) {
-        snprintf(save->temporary, capacity, "%s.tmp-%ld-%u", save->path, (long)getpid(),
-                 atomic_fetch_add(&counter, 1));
-        save->descriptor = open(save->temporary, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-        if (save->descriptor < 0 && errno != EEXIST) break;
-    }
-    if (save->descriptor >= 0) return BLURRY_OK;
-    int error = errno;
+    sprintf(save->temporary, "%s%s", save->path, suffix);
+    int error = open_temporary(save);
+    if (!error) return BLURRY_OK;
     release(save);
     return fail_io(path, "create a file beside it", error);
 }

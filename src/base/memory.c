@@ -1,5 +1,7 @@
 #include "base/memory.h"
 
+#include "base/sizes.h"
+
 #include <stdlib.h>
 #include <string.h>
 
@@ -20,13 +22,12 @@ bool memory_count(const int64_t *dims, int rank, int64_t *count)
 
 blurry_status memory_alloc(void **memory, size_t count, size_t size, const char *what)
 {
-    size_t bytes;
+    size_t bytes = size_align(size_mul(count ? count : 1, size));
     *memory = NULL;
-    if (!memory_mul(count, size, &bytes) || !memory_add(bytes, MEMORY_ALIGNMENT, &bytes))
+    if (bytes == SIZE_MAX)
         return status_fail(BLURRY_E_MEMORY,
                            "%s: %zu elements of %zu bytes are more than an address space holds", what, count,
                            size);
-    bytes -= bytes % MEMORY_ALIGNMENT; /* count * size rounded up, at least one unit */
     void *block = aligned_alloc(MEMORY_ALIGNMENT, bytes);
     if (!block) return status_fail(BLURRY_E_MEMORY, "%s: out of memory for %zu bytes", what, bytes);
     memset(block, 0, bytes);

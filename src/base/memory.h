@@ -1,4 +1,5 @@
-/* Allocation with overflow checks: sizes come from options and files, so every product may overflow. */
+/* Checked allocation. Sizes come from options and files, so every product may overflow (see also
+ * base/sizes.h). */
 #ifndef BLURRY_BASE_MEMORY_H
 #define BLURRY_BASE_MEMORY_H
 #include "base/status.h"
@@ -8,23 +9,6 @@
 #include <stdint.h>
 
 enum { MEMORY_ALIGNMENT = 64 };
-
-/* *out = a * b or a + b; false, with *out untouched, when that does not fit. */
-static inline bool memory_mul(size_t a, size_t b, size_t *out)
-{
-    size_t product;
-    if (__builtin_mul_overflow(a, b, &product)) return false;
-    *out = product;
-    return true;
-}
-
-static inline bool memory_add(size_t a, size_t b, size_t *out)
-{
-    size_t sum;
-    if (__builtin_add_overflow(a, b, &sum)) return false;
-    *out = sum;
-    return true;
-}
 
 /* The number of elements of a shape: *count = product of dims [rank]; false for a negative dimension, and for
  * an overflow even when a later dimension is 0. */

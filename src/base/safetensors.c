@@ -3,6 +3,7 @@
 #include "base/safetensors.h"
 
 #include "base/memory.h"
+#include "base/sizes.h"
 #include "base/utf8.h"
 
 #include <errno.h>
@@ -89,9 +90,10 @@ static blurry_status take_shape(const safetensors *file, const json_t *entry, sa
         if (t->shape[i] < 0)
             return REFUSE(file, t->name, "shape[%d] is %lld: negative", i, (long long)t->shape[i]);
     }
-    if (!memory_count(t->shape, t->rank, &t->count) ||
-        !memory_mul((size_t)t->count, safetensors_dtype_size(t->dtype), &t->bytes))
-        return REFUSE(file, t->name, "shape has more elements than fit");
+    t->bytes = memory_count(t->shape, t->rank, &t->count)
+                   ? size_of(t->count, safetensors_dtype_size(t->dtype))
+                   : SIZE_MAX;
+    if (t->bytes == SIZE_MAX) return REFUSE(file, t->name, "shape has more elements than fit");
     return BLURRY_OK;
 }
 

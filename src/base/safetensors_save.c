@@ -3,6 +3,7 @@
 
 #include "base/file.h"
 #include "base/memory.h"
+#include "base/sizes.h"
 
 #include <jansson.h>
 #include <stdio.h>
@@ -42,9 +43,12 @@ static blurry_status measure(const safetensors_tensor *t, const char *path, size
 {
     int64_t count;
     if (!t->name) return status_fail(BLURRY_E_INVALID, "%s: cannot save: a tensor has no name", path);
-    if (t->rank < 0 || t->rank > SAFETENSORS_RANK_MAX || (unsigned)t->dtype >= SAFETENSORS_DTYPE_COUNT ||
-        !memory_count(t->shape, t->rank, &count) ||
-        !memory_mul((size_t)count, safetensors_dtype_size(t->dtype), bytes))
+    bool known =
+        t->rank >= 0 && t->rank <= SAFETENSORS_RANK_MAX && (unsigned)t->dtype < SAFETENSORS_DTYPE_COUNT;
+    *bytes = known && memory_count(t->shape, t->rank, &count)
+                 ? size_of(count, safetensors_dtype_size(t->dtype))
+                 : SIZE_MAX;
+    if (*bytes == SIZE_MAX)
         return status_fail(BLURRY_E_INVALID, "%s: cannot save: tensor '%s' has an impossible type or shape",
                            path, t->name);
     if (*bytes && !t->data)
@@ -85,11 +89,12 @@ static void order_by_size(const safetensors_tensor *tensors, size_t count, size_
 static blurry_status build_header(json_t *header, const safetensors_tensor *tensors, size_t count,
                                   const size_t *order, size_t *sizes, const char *path)
 {
-    size_t begin = 0, end;
+    size_t begin = 0;
     for (size_t i = 0; i < count; i++) {
         const safetensors_tensor *t = &tensors[order[i]];
         STATUS_TRY(measure(t, path, &sizes[i]));
-        if (!memory_add(begin, sizes[i], &end) || end > INT64_MAX)
+        size_t end = size_add(begin, sizes[i]);
+        if (end > INT64_MAX)
             return status_fail(BLURRY_E_INVALID, "%s: cannot save: the tensors are too large together", path);
         STATUS_TRY(put_tensor(header, t, begin, sizes[i], path));
         begin = end;
