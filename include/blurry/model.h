@@ -50,7 +50,7 @@ typedef struct blurry_parameter {
     int64_t shape[2];
     int64_t elements;
     void *data, *gradient;
-    int decay; /* whether weight decay applies: weights of rank 2 only */
+    int decay; /* whether weight decay applies: to linear and embedding weights only */
 } blurry_parameter;
 
 BLURRY_API int64_t blurry_model_parameter_count(const blurry_model *model); /* tensors */

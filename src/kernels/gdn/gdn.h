@@ -24,7 +24,7 @@ typedef struct gdn_gate_args {
     const void *x, *A, *dt_bias;
     void *g;
     const void *d_g;
-    void *d_x, *d_A, *d_dt_bias;
+    void *d_x, *d_A, *d_dt_bias; /* d_x may be d_g */
 } gdn_gate_args;
 
 #endif

@@ -36,7 +36,7 @@ typedef struct l2norm_args {
     const void *x;
     void *y;
     const void *d_y;
-    void *d_x;
+    void *d_x; /* may be d_y */
 } l2norm_args;
 
 #endif

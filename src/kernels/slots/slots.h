@@ -30,7 +30,7 @@ typedef struct slots_gate_args {
         *state_in;   /* [batch, channels] the running z; NULL: -infinity, nothing seen (also as a value) */
     void *state_out; /* NULL: not wanted; may be state_in */
     const void *d_g; /* backward reads s, g, state_in, d_g */
-    void *d_s;
+    void *d_s;       /* may be d_g */
 } slots_gate_args;
 
 #endif
