@@ -26,13 +26,13 @@ typedef enum blurry_grid {
 
 typedef struct blurry_attn_desc {
     int64_t batch;        /* sequences B; default 1 */
-    int64_t length;       /* tokens per sequence L, or for packed use the most tokens one call may hold; may be 0 */
+    int64_t length;       /* tokens per sequence L, may be 0; packed calls share batch * length tokens in any way */
     int64_t heads;        /* query heads H; default 1 */
     int64_t heads_kv;     /* key/value heads, a divisor of H; 0 (default): as many as H */
     int64_t dim_k;        /* width of q and k per head; default 64 */
     int64_t dim_v;        /* width of v and o per head; 0 (default): dim_k */
     int64_t modes;        /* M >= 1; default 16 */
-    const double *period; /* [heads_kv] T per key/value head, or NULL: T = resolution * S for all. Copied. */
+    const double *period; /* [heads_kv] T per key/value head, raised to S, or NULL: T = resolution * S. Copied. */
     double resolution;    /* T/S used where period is NULL; default 2 */
     double scale;         /* of the logits; 0 (default): 1/sqrt(dim_k) */
     int decay;            /* default 1 */
@@ -70,7 +70,7 @@ BLURRY_API size_t blurry_attn_state_bytes(const blurry_attn_plan *plan); /* of o
 BLURRY_API int64_t blurry_attn_state_elements(const blurry_attn_plan *plan); /* Hkv * S * (Dk + Dv): the paper's count */
 
 /* A state is plain bytes: memcpy forks it, a file keeps it. It carries its own position and refuses a plan of another
- * shape, period, decay, grid or type. The slots are those of the absolute grid for both grids. */
+ * shape, period, decay, grid, type or fold. Positions reach 2^53. The slots are those of the absolute grid for both grids. */
 BLURRY_API blurry_status blurry_attn_state_init(const blurry_attn_plan *plan, void *state);
 /* Writes position and slots, k_slots [Hkv, S, Dk], v_slots [Hkv, S, Dv]. */
 BLURRY_API blurry_status blurry_attn_state_set(const blurry_attn_plan *plan, void *state, int64_t position,
@@ -92,7 +92,8 @@ typedef struct blurry_attn_forward_args {
 
 BLURRY_API blurry_status blurry_attn_forward(const blurry_attn_plan *plan, const blurry_attn_forward_args *args);
 
-/* Gradients of a scalar given d_o and, where wanted, the gradients of the final slots. Outputs are overwritten. */
+/* Gradients of a scalar given d_o and, where wanted, the gradients of the final slots. Outputs are overwritten. The
+ * gradients of K and V slots come in pairs: both or neither. */
 typedef struct blurry_attn_backward_args {
     const void *q, *k, *v, *d_o;
     const int64_t *offsets;

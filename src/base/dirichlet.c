@@ -14,10 +14,9 @@ int64_t dirichlet_visible_from(int64_t S, double T, int64_t j)
     return first < 9.2e18 ? (int64_t)first : INT64_MAX; /* a period beyond every position */
 }
 
-/* The nearest slot n in [0, S) and the offset f in [-1/2, 1/2] of position t. fmod is exact, so is the reduction. */
-static double nearest_slot(int64_t S, double T, int64_t t, int64_t *slot)
+double dirichlet_nearest(int64_t S, double T, int64_t t, int64_t *slot)
 {
-    double tau = fmod((double)t, T) * (double)S / T;
+    double tau = fmod((double)t, T) * (double)S / T; /* fmod is exact: as accurate at t = 10^12 as at 0 */
     double nearest = rint(tau);
     *slot = (int64_t)nearest % S;
     return tau - nearest;
@@ -38,7 +37,7 @@ void dirichlet_weights(int64_t S, double T, int64_t t, double *phi)
 void dirichlet_weights_dT(int64_t S, double T, int64_t t, double *phi, double *dphi_dT)
 {
     int64_t n;
-    double f = nearest_slot(S, T, t, &n);
+    double f = dirichlet_nearest(S, T, t, &n);
     double sin_f = sin(pi * f), cos_f = cos(pi * f);
     double dx_dT = -(double)t * (double)S / (T * T);
     for (int64_t j = 0; j < S; j++) {

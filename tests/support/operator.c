@@ -1,0 +1,351 @@
+#include "support/operator.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+int64_t op_tokens(const op_case *c)
+{
+    return c->packed ? c->offsets[c->B] : c->B * c->L;
+}
+
+int64_t op_slots(const op_case *c)
+{
+    return 2 * c->M - 1;
+}
+
+size_t op_element(blurry_dtype dtype)
+{
+    return dtype == BLURRY_F32 ? sizeof(float) : sizeof(double);
+}
+
+double op_tolerance(blurry_dtype dtype)
+{
+    return dtype == BLURRY_F32 ? 2e-5 : 1e-12;
+}
+
+double op_random(uint64_t *state)
+{
+    uint64_t x = *state += 0x9e3779b97f4a7c15u; /* splitmix64 */
+    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
+    x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
+    x ^= x >> 31;
+    return (double)(int64_t)x * 0x1p-63;
+}
+
+char *op_describe(const op_case *c)
+{
+    static char text[256];
+    snprintf(text, sizeof text, "B=%lld L=%lld H=%lld Hkv=%lld Dk=%lld Dv=%lld M=%lld T=%g decay=%d %s t0=%lld %s%s",
+             (long long)c->B, (long long)c->L, (long long)c->H, (long long)c->Hkv, (long long)c->Dk, (long long)c->Dv,
+             (long long)c->M, c->period[0], c->decay, c->relative ? "relative" : "absolute", (long long)c->position,
+             c->with_state ? "state " : "", c->packed ? "packed" : "");
+    return text;
+}
+
+/* ---- variants ----------------------------------------------------------------------------------------------- */
+
+int op_variants(op_variant *list, int max, int with_reference)
+{
+    int n = 0;
+    for (int type = 0; type < 2; type++) {
+        if (with_reference && n < max) list[n++] = (op_variant){(blurry_dtype)type, 1, CPU_ISA_BASE};
+        for (int isa = 0; isa < CPU_ISA_COUNT; isa++)
+            if (cpu_isa_supported((cpu_isa)isa) && n < max)
+                list[n++] = (op_variant){(blurry_dtype)type, 0, (cpu_isa)isa};
+    }
+    return n;
+}
+
+const char *op_variant_name(const op_variant *v)
+{
+    static char text[32];
+    snprintf(text, sizeof text, "%s_%s", v->reference ? "ref" : cpu_isa_name(v->isa),
+             v->dtype == BLURRY_F32 ? "f32" : "f64");
+    return text;
+}
+
+blurry_attn_plan *op_plan(const op_case *c, const op_variant *v, int64_t fold)
+{
+    blurry_attn_desc d;
+    blurry_attn_desc_init(&d);
+    d.batch = c->B, d.length = c->packed ? (op_tokens(c) + c->B - 1) / c->B : c->L;
+    d.heads = c->H, d.heads_kv = c->Hkv, d.dim_k = c->Dk, d.dim_v = c->Dv, d.modes = c->M;
+    d.period = c->period, d.scale = c->scale, d.decay = c->decay;
+    d.grid = c->relative ? BLURRY_GRID_RELATIVE : BLURRY_GRID_ABSOLUTE;
+    d.dtype = v->dtype, d.reference = v->reference, d.threads = c->threads ? c->threads : 2, d.fold = fold;
+    setenv("BLURRY_ISA", cpu_isa_name(v->isa), 1);
+    blurry_attn_plan *plan;
+    assert_ok(blurry_attn_plan_create(&plan, &d));
+    unsetenv("BLURRY_ISA");
+    return plan;
+}
+
+/* ---- buffers ------------------------------------------------------------------------------------------------ */
+
+enum { GUARD = 256 };
+
+/* [size_t bytes, padding to GUARD - all guard pattern after the size] [bytes] [GUARD of pattern] */
+void *op_guarded(size_t bytes)
+{
+    size_t whole = (2 * GUARD + bytes + 63) / 64 * 64;
+    unsigned char *memory = aligned_alloc(64, whole);
+    assert_non_null(memory);
+    memset(memory, 0xA5, whole);
+    memcpy(memory, &bytes, sizeof bytes);
+    memset(memory + GUARD, 0xFF, bytes); /* all ones is NaN in both types */
+    return memory + GUARD;
+}
+
+void op_guarded_free(void *memory)
+{
+    if (!memory) return;
+    unsigned char *start = (unsigned char *)memory - GUARD;
+    size_t bytes;
+    memcpy(&bytes, start, sizeof bytes);
+    for (size_t i = sizeof bytes; i < GUARD; i++)
+        if (start[i] != 0xA5) fail_msg("byte %zu before a buffer of %zu bytes was overwritten", GUARD - i, bytes);
+    for (size_t i = 0; i < GUARD; i++)
+        if (start[GUARD + bytes + i] != 0xA5) fail_msg("byte %zu after a buffer of %zu bytes was overwritten", i, bytes);
+    free(start);
+}
+
+void op_to(blurry_dtype dtype, const double *from, void *to, int64_t n)
+{
+    for (int64_t i = 0; i < n; i++)
+        if (dtype == BLURRY_F32)
+            ((float *)to)[i] = (float)from[i];
+        else
+            ((double *)to)[i] = from[i];
+}
+
+void op_from(blurry_dtype dtype, const void *from, double *to, int64_t n)
+{
+    for (int64_t i = 0; i < n; i++)
+        to[i] = dtype == BLURRY_F32 ? (double)((const float *)from)[i] : ((const double *)from)[i];
+}
+
+/* ---- tensors ------------------------------------------------------------------------------------------------ */
+
+typedef struct tensor_info {
+    const char *name;
+    size_t offset;
+    int input;
+} tensor_info;
+
+#define TENSOR(field, input) {#field, offsetof(op_tensors, field), input}
+static const tensor_info tensors[] = {
+    TENSOR(q, 1),     TENSOR(k, 1),       TENSOR(v, 1),       TENSOR(d_o, 1),    TENSOR(k_in, 1),   TENSOR(v_in, 1),
+    TENSOR(d_k_out, 1), TENSOR(d_v_out, 1), TENSOR(o, 0),       TENSOR(k_out, 0),  TENSOR(v_out, 0),  TENSOR(d_q, 0),
+    TENSOR(d_k, 0),   TENSOR(d_v, 0),     TENSOR(d_k_in, 0),  TENSOR(d_v_in, 0), TENSOR(d_period, 0),
+    TENSOR(d_period_abs, 0)};
+enum { TENSOR_COUNT = sizeof tensors / sizeof tensors[0] };
+
+static double **field(const op_tensors *t, int i)
+{
+    return (double **)((char *)(uintptr_t)t + tensors[i].offset);
+}
+
+static int64_t tensor_size(const op_case *c, int i)
+{
+    int64_t n = op_tokens(c), slots = c->B * c->Hkv * op_slots(c);
+    const char *name = tensors[i].name;
+    if (!strcmp(name, "q") || !strcmp(name, "d_q")) return n * c->H * c->Dk;
+    if (!strcmp(name, "o") || !strcmp(name, "d_o")) return n * c->H * c->Dv;
+    if (!strcmp(name, "k") || !strcmp(name, "d_k")) return n * c->Hkv * c->Dk;
+    if (!strcmp(name, "v") || !strcmp(name, "d_v")) return n * c->Hkv * c->Dv;
+    if (strstr(name, "period")) return c->Hkv;
+    return slots * (strstr(name, "k_") ? c->Dk : c->Dv);
+}
+
+void op_tensors_init(const op_case *c, op_tensors *t)
+{
+    uint64_t state = c->seed * 7919 + 17;
+    for (int i = 0; i < TENSOR_COUNT; i++) {
+        int64_t n = tensor_size(c, i);
+        double *x = *field(t, i) = calloc((size_t)n + 1, sizeof(double));
+        assert_non_null(x);
+        if (!tensors[i].input) continue;
+        for (int64_t e = 0; e < n; e++) x[e] = (double)(float)op_random(&state);
+        if (!c->with_state && (!strcmp(tensors[i].name, "k_in") || !strcmp(tensors[i].name, "v_in")))
+            memset(x, 0, (size_t)n * sizeof(double));
+    }
+}
+
+void op_tensors_free(op_tensors *t)
+{
+    for (int i = 0; i < TENSOR_COUNT; i++) free(*field(t, i));
+    memset(t, 0, sizeof *t);
+}
+
+double op_error(const double *a, const double *b, int64_t n)
+{
+    double difference = 0, size = 0;
+    for (int64_t i = 0; i < n; i++) {
+        if (!isfinite(a[i]) || !isfinite(b[i])) return INFINITY;
+        difference = fmax(difference, fabs(a[i] - b[i]));
+        size = fmax(size, fabs(b[i]));
+    }
+    return difference == 0 ? 0 : size == 0 ? INFINITY : difference / size;
+}
+
+static void compare(const op_case *c, const op_variant *v, const op_tensors *a, const op_tensors *b, double tolerance,
+                    int forward_only)
+{
+    for (int i = 0; i < TENSOR_COUNT; i++) {
+        if (tensors[i].input || (forward_only && !strncmp(tensors[i].name, "d_", 2))) continue;
+        const double *x = *field(a, i), *y = *field(b, i);
+        int64_t n = tensor_size(c, i);
+        double error = 0;
+        if (!strcmp(tensors[i].name, "d_period")) {
+            for (int64_t h = 0; h < n; h++)
+                if (x[h] != y[h]) error = fmax(error, fabs(x[h] - y[h]) / b->d_period_abs[h]);
+            if (!(error <= tolerance)) error = INFINITY;
+        } else {
+            error = op_error(x, y, n);
+        }
+        if (!(error <= tolerance))
+            fail_msg("%s: %s: error of %s is %.3g, allowed %.3g", op_describe(c), op_variant_name(v), tensors[i].name,
+                     error, tolerance);
+    }
+}
+
+void op_compare(const op_case *c, const op_variant *v, const op_tensors *a, const op_tensors *b, double tolerance)
+{
+    compare(c, v, a, b, tolerance, 0);
+}
+
+void op_compare_forward(const op_case *c, const op_variant *v, const op_tensors *a, const op_tensors *b,
+                        double tolerance)
+{
+    compare(c, v, a, b, tolerance, 1);
+}
+
+/* ---- runs --------------------------------------------------------------------------------------------------- */
+
+static void *input(blurry_dtype dtype, const double *from, int64_t n)
+{
+    void *to = op_guarded((size_t)n * op_element(dtype));
+    op_to(dtype, from, to, n);
+    return to;
+}
+
+static void output(blurry_dtype dtype, void *from, double *to, int64_t n)
+{
+    op_from(dtype, from, to, n);
+    op_guarded_free(from);
+}
+
+/* B states at the case's position. */
+static void *make_states(const op_case *c, const blurry_attn_plan *plan, blurry_dtype dtype, const op_tensors *t)
+{
+    size_t bytes = blurry_attn_state_bytes(plan), e = op_element(dtype);
+    char *states = op_guarded((size_t)c->B * bytes);
+    int64_t nk = c->Hkv * op_slots(c) * c->Dk, nv = c->Hkv * op_slots(c) * c->Dv;
+    void *k = malloc((size_t)nk * e), *v = malloc((size_t)nv * e);
+    for (int64_t b = 0; b < c->B; b++) {
+        op_to(dtype, t->k_in + b * nk, k, nk);
+        op_to(dtype, t->v_in + b * nv, v, nv);
+        assert_ok(blurry_attn_state_set(plan, states + (size_t)b * bytes, c->position, k, v));
+    }
+    free(k);
+    free(v);
+    return states;
+}
+
+static void read_states(const op_case *c, const blurry_attn_plan *plan, blurry_dtype dtype, const char *states,
+                        op_tensors *t)
+{
+    size_t bytes = blurry_attn_state_bytes(plan), e = op_element(dtype);
+    int64_t nk = c->Hkv * op_slots(c) * c->Dk, nv = c->Hkv * op_slots(c) * c->Dv;
+    void *k = op_guarded((size_t)nk * e), *v = op_guarded((size_t)nv * e);
+    for (int64_t b = 0; b < c->B; b++) {
+        int64_t position;
+        assert_ok(blurry_attn_state_get(plan, states + (size_t)b * bytes, &position, k, v));
+        int64_t count = c->packed ? c->offsets[b + 1] - c->offsets[b] : c->L;
+        assert_int_equal(position, c->position + count);
+        op_from(dtype, k, t->k_out + b * nk, nk);
+        op_from(dtype, v, t->v_out + b * nv, nv);
+    }
+    op_guarded_free(k);
+    op_guarded_free(v);
+}
+
+static void run(const op_case *c, const op_variant *variant, op_tensors *t, int with_backward)
+{
+    blurry_dtype type = variant->dtype;
+    size_t e = op_element(type);
+    int64_t n = op_tokens(c), slots = c->B * c->Hkv * op_slots(c);
+    blurry_attn_plan *plan = op_plan(c, variant, 0);
+    void *q = input(type, t->q, n * c->H * c->Dk), *k = input(type, t->k, n * c->Hkv * c->Dk);
+    void *v = input(type, t->v, n * c->Hkv * c->Dv), *o = op_guarded((size_t)(n * c->H * c->Dv) * e);
+    int given = c->position > 0 || c->with_state;
+    void *state_in = given ? make_states(c, plan, type, t) : NULL;
+    void *state_out = op_guarded((size_t)c->B * blurry_attn_state_bytes(plan));
+    void *saved = op_guarded(blurry_attn_saved_bytes(plan));
+    size_t bytes = blurry_attn_forward_workspace(plan);
+    void *workspace = op_guarded(bytes);
+    blurry_attn_forward_args f = {.q = q, .k = k, .v = v, .o = o, .offsets = c->packed ? c->offsets : NULL,
+                                  .state_in = state_in, .state_out = state_out, .saved = with_backward ? saved : NULL,
+                                  .workspace = workspace, .workspace_bytes = bytes};
+    assert_ok(blurry_attn_forward(plan, &f));
+    op_guarded_free(workspace);
+    output(type, o, t->o, n * c->H * c->Dv);
+    read_states(c, plan, type, state_out, t);
+    op_guarded_free(state_out);
+    if (with_backward) {
+        bytes = blurry_attn_backward_workspace(plan);
+        void *d_o = input(type, t->d_o, n * c->H * c->Dv);
+        void *d_k_out = input(type, t->d_k_out, slots * c->Dk), *d_v_out = input(type, t->d_v_out, slots * c->Dv);
+        void *d_q = op_guarded((size_t)(n * c->H * c->Dk) * e), *d_k = op_guarded((size_t)(n * c->Hkv * c->Dk) * e);
+        void *d_v = op_guarded((size_t)(n * c->Hkv * c->Dv) * e);
+        void *d_k_in = op_guarded((size_t)(slots * c->Dk) * e), *d_v_in = op_guarded((size_t)(slots * c->Dv) * e);
+        double *d_period = op_guarded((size_t)c->Hkv * sizeof(double));
+        double *d_period_abs = op_guarded((size_t)c->Hkv * sizeof(double));
+        workspace = op_guarded(bytes);
+        blurry_attn_backward_args g = {.q = q, .k = k, .v = v, .d_o = d_o, .offsets = f.offsets, .state_in = state_in,
+                                       .saved = saved, .d_k_state_out = d_k_out, .d_v_state_out = d_v_out, .d_q = d_q,
+                                       .d_k = d_k, .d_v = d_v, .d_k_state_in = d_k_in, .d_v_state_in = d_v_in,
+                                       .d_period = d_period, .d_period_abs = d_period_abs, .workspace = workspace,
+                                       .workspace_bytes = bytes};
+        assert_ok(blurry_attn_backward(plan, &g));
+        /* Without the notes of forward the result is the same. */
+        void *again = op_guarded((size_t)(n * c->Hkv * c->Dk) * e);
+        g.saved = NULL, g.d_k = again;
+        assert_ok(blurry_attn_backward(plan, &g));
+        double *with_notes = calloc((size_t)(n * c->Hkv * c->Dk) + 1, sizeof(double));
+        output(type, d_k, with_notes, n * c->Hkv * c->Dk);
+        output(type, again, t->d_k, n * c->Hkv * c->Dk);
+        if (!(op_error(with_notes, t->d_k, n * c->Hkv * c->Dk) <= op_tolerance(type)))
+            fail_msg("%s: %s: d_k differs with and without saved notes", op_describe(c), op_variant_name(variant));
+        free(with_notes);
+        op_guarded_free(workspace);
+        output(type, d_q, t->d_q, n * c->H * c->Dk);
+        output(type, d_v, t->d_v, n * c->Hkv * c->Dv);
+        output(type, d_k_in, t->d_k_in, slots * c->Dk);
+        output(type, d_v_in, t->d_v_in, slots * c->Dv);
+        output(BLURRY_F64, d_period, t->d_period, c->Hkv);
+        output(BLURRY_F64, d_period_abs, t->d_period_abs, c->Hkv);
+        op_guarded_free(d_o);
+        op_guarded_free(d_k_out);
+        op_guarded_free(d_v_out);
+    }
+    op_guarded_free(saved);
+    op_guarded_free(state_in);
+    op_guarded_free(q);
+    op_guarded_free(k);
+    op_guarded_free(v);
+    blurry_attn_plan_destroy(&plan);
+    assert_null(plan);
+}
+
+void op_run(const op_case *c, const op_variant *v, op_tensors *t)
+{
+    run(c, v, t, 1);
+}
+
+void op_forward(const op_case *c, const op_variant *v, op_tensors *t)
+{
+    run(c, v, t, 0);
+}

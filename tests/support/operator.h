@@ -1,0 +1,77 @@
+/* Operator test bench: one case struct, run through the public API in any type and kernel variant, with NaN in every
+ * output and workspace beforehand and guard bands around every buffer. Data and results are doubles. */
+#ifndef BLURRY_TEST_OPERATOR_H
+#define BLURRY_TEST_OPERATOR_H
+#include "support/test.h"
+
+#include "base/cpu.h"
+#include "blurry/attention.h"
+
+enum { OP_HEADS_MAX = 8, OP_BATCH_MAX = 8 };
+
+typedef struct op_case {
+    int64_t B, L, H, Hkv, Dk, Dv, M;
+    double period[OP_HEADS_MAX];
+    double scale; /* 0: default */
+    int decay, relative;
+    int64_t position; /* of the first token of every sequence */
+    int with_state;   /* random slots on entry */
+    int packed;       /* use offsets */
+    int64_t offsets[OP_BATCH_MAX + 1];
+    int threads; /* 0: 2 */
+    uint64_t seed;
+} op_case;
+
+/* A kernel variant under test. */
+typedef struct op_variant {
+    blurry_dtype dtype;
+    int reference;
+    cpu_isa isa;
+} op_variant;
+
+/* Tensors of a case. Inputs and results alike, so one array of pointers serves both. */
+typedef struct op_tensors {
+    double *q, *k, *v, *d_o, *k_in, *v_in, *d_k_out, *d_v_out;
+    double *o, *k_out, *v_out, *d_q, *d_k, *d_v, *d_k_in, *d_v_in, *d_period, *d_period_abs;
+} op_tensors;
+
+int64_t op_tokens(const op_case *c);
+int64_t op_slots(const op_case *c); /* S */
+
+/* Every variant this machine runs, both types: fills at most `max`, returns the count. */
+int op_variants(op_variant *list, int max, int with_reference);
+const char *op_variant_name(const op_variant *v);
+
+/* Allocates all tensors and fills the inputs with random numbers, rounded to float so that both types see the same. */
+void op_tensors_init(const op_case *c, op_tensors *t);
+void op_tensors_free(op_tensors *t);
+
+/* The plan of a case for a variant. */
+blurry_attn_plan *op_plan(const op_case *c, const op_variant *v, int64_t fold);
+
+/* Forward and backward; fills the results of t. */
+void op_run(const op_case *c, const op_variant *v, op_tensors *t);
+void op_forward(const op_case *c, const op_variant *v, op_tensors *t);
+
+/* max |a - b| / max |b|; 0 where both are all zero; infinity where something is not finite. */
+double op_error(const double *a, const double *b, int64_t n);
+
+/* Fails the test, naming case, variant and tensor, where any result of a is further than `tolerance` from b's. */
+void op_compare(const op_case *c, const op_variant *v, const op_tensors *a, const op_tensors *b, double tolerance);
+void op_compare_forward(const op_case *c, const op_variant *v, const op_tensors *a, const op_tensors *b,
+                        double tolerance);
+double op_tolerance(blurry_dtype dtype); /* 1e-12, 2e-5 */
+
+/* Buffers with guard bands, aligned to 64, filled with NaN bits. */
+void *op_guarded(size_t bytes);
+void op_guarded_free(void *memory); /* fails the test where a guard was touched */
+
+/* Elements of `dtype` from and to doubles. */
+void op_to(blurry_dtype dtype, const double *from, void *to, int64_t n);
+void op_from(blurry_dtype dtype, const void *from, double *to, int64_t n);
+size_t op_element(blurry_dtype dtype);
+
+double op_random(uint64_t *state); /* uniform in (-1, 1) */
+char *op_describe(const op_case *c); /* static text */
+
+#endif
