@@ -10,6 +10,15 @@
 
 enum { MEMORY_ALIGNMENT = 64 };
 
+/* *out = a * b; false, with *out untouched, when that does not fit. */
+static inline bool memory_mul(size_t a, size_t b, size_t *out)
+{
+    size_t product;
+    if (__builtin_mul_overflow(a, b, &product)) return false;
+    *out = product;
+    return true;
+}
+
 /* The number of elements of a shape: *count = product of dims [rank]; false for a negative dimension, and for
  * an overflow even when a later dimension is 0. */
 bool memory_count(const int64_t *dims, int rank, int64_t *count);
