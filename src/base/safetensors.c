@@ -228,6 +228,9 @@ static blurry_status take_header(safetensors *file)
     if (n == 0 || text[0] != '{')
         return status_fail(BLURRY_E_FORMAT, "%s: not a safetensors file: the header does not begin with '{'",
                            file->path);
+    /* The parser overlooks a zero byte right after a number. */
+    if (memchr(text, 0, (size_t)n))
+        return status_fail(BLURRY_E_FORMAT, "%s: the header is not valid JSON: it holds a zero byte", file->path);
     json_error_t error;
     file->header = json_loadb(text, (size_t)n, JSON_REJECT_DUPLICATES, &error);
     if (!file->header && json_error_code(&error) == json_error_out_of_memory)
