@@ -14,9 +14,18 @@ int64_t dirichlet_visible_from(int64_t S, double T, int64_t j)
     return first < 9.2e18 ? (int64_t)first : INT64_MAX; /* a period beyond every position */
 }
 
+/* Turns of the period that position t has made, modulo 1, times S. fmod is exact, so phi is as accurate at t = 10^12 as
+ * at 0. A period that is not an integer is itself rounded, and half a unit in its last place moves the phase by as much
+ * as the rounding of t/T does; up to EARLY that is below 3e-10, and the operator goldens (case04) round there. */
+enum { EARLY = 1 << 21 };
+
 double dirichlet_nearest(int64_t S, double T, int64_t t, int64_t *slot)
 {
-    double tau = fmod((double)t, T) * (double)S / T; /* fmod is exact: as accurate at t = 10^12 as at 0 */
+    double at = (double)t, tau;
+    if (t < EARLY && T != rint(T))
+        tau = fmod(at / T, 1.0) * (double)S;
+    else
+        tau = fmod(at, T) * (double)S / T;
     double nearest = rint(tau);
     *slot = (int64_t)nearest % S;
     return tau - nearest;

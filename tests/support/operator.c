@@ -37,9 +37,9 @@ double op_random(uint64_t *state)
 char *op_describe(const op_case *c)
 {
     static char text[256];
-    snprintf(text, sizeof text, "B=%lld L=%lld H=%lld Hkv=%lld Dk=%lld Dv=%lld M=%lld T=%g decay=%d %s t0=%lld %s%s",
+    snprintf(text, sizeof text, "B=%lld L=%lld H=%lld Hkv=%lld Dk=%lld Dv=%lld M=%lld T=%g,%g,%g decay=%d %s t0=%lld %s%s",
              (long long)c->B, (long long)c->L, (long long)c->H, (long long)c->Hkv, (long long)c->Dk, (long long)c->Dv,
-             (long long)c->M, c->period[0], c->decay, c->relative ? "relative" : "absolute", (long long)c->position,
+             (long long)c->M, c->period[0], c->period[1], c->period[2], c->decay, c->relative ? "relative" : "absolute", (long long)c->position,
              c->with_state ? "state " : "", c->packed ? "packed" : "");
     return text;
 }
@@ -187,7 +187,7 @@ double op_error(const double *a, const double *b, int64_t n)
         difference = fmax(difference, fabs(a[i] - b[i]));
         size = fmax(size, fabs(b[i]));
     }
-    return difference == 0 ? 0 : size == 0 ? INFINITY : difference / size;
+    return difference / fmax(size, OP_SIZE_FLOOR);
 }
 
 static void compare(const op_case *c, const op_variant *v, const op_tensors *a, const op_tensors *b, double tolerance,

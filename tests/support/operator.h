@@ -53,7 +53,10 @@ blurry_attn_plan *op_plan(const op_case *c, const op_variant *v, int64_t fold);
 void op_run(const op_case *c, const op_variant *v, op_tensors *t);
 void op_forward(const op_case *c, const op_variant *v, op_tensors *t);
 
-/* max |a - b| / max |b|; 0 where both are all zero; infinity where something is not finite. */
+/* max |a - b| / max(max |b|, OP_SIZE_FLOOR), infinity where something is not finite. Data is of size 1; a result far
+ * below that, such as the gradient of slots that were overwritten (exactly 0, or what rounding left of it), is compared
+ * to the floor. */
+#define OP_SIZE_FLOOR 1e-3
 double op_error(const double *a, const double *b, int64_t n);
 
 /* Fails the test, naming case, variant and tensor, where any result of a is further than `tolerance` from b's. */

@@ -221,7 +221,9 @@ static void weights_have_their_properties(void **state)
                 assert_ok(blurry_weights(8, T, t, 1, phi));
                 for (int j = 0; j < 15; j++) {
                     double x = fmod((double)t, T) * 15 / T - j;
-                    assert_true(fabs(phi[j] - cosine_sum(15, x)) < 1e-13);
+                    /* The rounding of t/T, allowed early for periods that are not integers (dirichlet.c). */
+                    double phase = T != rint(T) && t < 1 << 21 ? 4e-16 * (double)t : 0;
+                    assert_true(fabs(phi[j] - cosine_sum(15, x)) < 1e-13 + phase);
                     sum += phi[j];
                 }
                 assert_true(fabs(sum - 1) < 1e-13);

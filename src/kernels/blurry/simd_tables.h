@@ -52,10 +52,8 @@ enum { TABLE_ROWS_MOST = 1 << 16, TABLE_ELEMENTS_MOST = 1 << 23 };
 static void weights_row(const weights *w, int64_t S, int64_t lds, int64_t t, real *row)
 {
     const double pi = 3.14159265358979323846264338327950288;
-    double tau = fmod((double)t, w->period) * (double)S / w->period;
-    double nearest = rint(tau);
-    int64_t n = (int64_t)nearest % S;
-    double f = tau - nearest;
+    int64_t n;
+    double f = dirichlet_nearest(S, w->period, t, &n);
     if (fabs(f) < 1e-150) { /* also where the quotient would be one of subnormal numbers */
         for (int64_t j = 0; j < lds; j++) row[j] = j == n;
         return;
