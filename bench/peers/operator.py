@@ -9,7 +9,7 @@ Forward+backward is one forward that keeps what backward needs, and one backward
 "autograd" PyTorch differentiates the forward, in style "written" the backward is written out by hand with in-place
 products. Tables (write weights, W) are made beforehand, as a plan would. Where no chunk size is given, the fastest of a
 few is used.
-With --outputs the results (o, d_q, d_k, d_v) are those of the one --decay and --style chosen.
+With --outputs the results (o, d_q, d_k, d_v) are those of the one --decay chosen (of style "written" where both run).
 """
 import sys
 
@@ -57,8 +57,8 @@ def options():
     opt = parser.parse_args()
     if opt.slots < 1 or opt.slots % 2 == 0:
         parser.error(f"--slots is {opt.slots}: give an odd number")
-    if opt.outputs and (opt.decay == "both" or opt.style == "both"):
-        parser.error("--outputs needs one decay (on or off) and one style (autograd or written)")
+    if opt.outputs and opt.decay == "both":
+        parser.error("--outputs needs --decay on or --decay off")
     return opt
 
 

@@ -78,7 +78,7 @@ def mlp(settings, params, prefix, x):
 
 def logits(settings, params, tokens, rows, mix=mixers.mix):
     """tokens [B,L], rows [R] (each b*L + t) -> [R,V]. `mix` may be another implementation of the mixers."""
-    x = params["embed.weight"][tokens]
+    x = F.embedding(tokens, params["embed.weight"])
     if "position.weight" in params:
         x = x + params["position.weight"][:tokens.shape[1]]
     for i, layer in enumerate(layer_settings(settings)):
@@ -88,7 +88,7 @@ def logits(settings, params, tokens, rows, mix=mixers.mix):
         if settings["mlp"] != "none":
             x = x + mlp(settings, params, f"layers.{i}.mlp", normalised(settings, params, f"layers.{i}.norm2", x))
     # Only labelled rows pass the final norm and the head.
-    x = normalised(settings, params, "norm", x.reshape(-1, x.shape[-1])[rows])
+    x = normalised(settings, params, "norm", x.reshape(-1, x.shape[-1]).index_select(0, rows))
     return x @ params["head.weight" if "head.weight" in params else "embed.weight"].T
 
 
