@@ -211,8 +211,8 @@ blurry_status file_make_folders(const char *path)
         if (*end != '/' && *end) continue;
         char kept = *end;
         *end = 0;
-        if (*part && mkdir(part, 0777) != 0 && errno != EEXIST)
-            status = fail_io(part, "make the folder", errno);
+        int error = *part && mkdir(part, 0777) != 0 ? errno : 0;
+        if (error && !file_is_folder(part)) status = fail_io(part, "make the folder", error);
         *end = kept;
         if (!kept || status != BLURRY_OK) break;
     }
