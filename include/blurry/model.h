@@ -1,9 +1,10 @@
 /* Language models over any of the library's sequence mixers.
  *
- * A model is made from settings (blurry/settings.h): embedding, `layers` blocks x += mixer(norm x); x += mlp(norm x),
- * a final norm and a tied or untied head. Every layer may have its own mixer (`mixer: blurry,blurry,softmax,blurry`).
- * All memory is planned at creation: one block each for parameters, gradients and activations; the passes allocate
- * nothing. Logits are made only at the rows (positions) that carry a label.
+ * A model is made from settings (blurry/settings.h): embedding, `layers` blocks x += mixer(norm x); x +=
+ * mlp(norm x), a final norm and a tied or untied head. Every layer may have its own mixer (`mixer:
+ * blurry,blurry,softmax,blurry`). All memory is planned at creation: one block each for parameters, gradients
+ * and activations; the passes allocate nothing. Logits are made only at the rows (positions) that carry a
+ * label.
  *
  * One model serves one thread at a time. Generators share the model's parameters and keep their own state. */
 #ifndef BLURRY_MODEL_H
@@ -18,32 +19,38 @@
 extern "C" {
 #endif
 
-/* ---- mixers and their state sizes ------------------------------------------------------------------------- */
+/* ---- mixers and their state sizes -------------------------------------------------------------------------
+ */
 
 /* The mixers' names as the setting `mixer` takes them; NULL outside [0, blurry_mixer_count()). */
 BLURRY_API int blurry_mixer_count(void);
 BLURRY_API const char *blurry_mixer_name(int index);
 BLURRY_API const char *blurry_mixer_summary(int index); /* one line of help */
 
-/* Elements of the state that one layer of `mixer` carries after `length` tokens, with the widths, heads, modes, slots,
- * window, expansions and short convolution of `settings`: the paper's Table 1. Everything that prints or plots a
- * state size uses this function. */
+/* Elements of the state that one layer of `mixer` carries after `length` tokens, with the widths, heads,
+ * modes, slots, window, expansions and short convolution of `settings`: the paper's Table 1. Everything that
+ * prints or plots a state size uses this function. */
 BLURRY_API blurry_status blurry_state_size(const blurry_settings *settings, const char *mixer, int64_t length,
                                            int64_t *elements);
 /* The same, summed over the layers named by the setting `mixer`. */
-BLURRY_API blurry_status blurry_state_size_model(const blurry_settings *settings, int64_t length, int64_t *elements);
+BLURRY_API blurry_status blurry_state_size_model(const blurry_settings *settings, int64_t length,
+                                                 int64_t *elements);
 
-/* ---- models ----------------------------------------------------------------------------------------------- */
+/* ---- models -----------------------------------------------------------------------------------------------
+ */
 
 typedef struct blurry_model blurry_model;
 
-/* Checks the settings, plans memory for `batch` sequences of up to `length` tokens and draws the initial parameters
- * from `seed` (the same for every thread count). With `training` 0 there are no gradients and no memory for backward. */
-BLURRY_API blurry_status blurry_model_create(blurry_model **model, const blurry_settings *settings, int training);
+/* Checks the settings, plans memory for `batch` sequences of up to `length` tokens and draws the initial
+ * parameters from `seed` (the same for every thread count). With `training` 0 there are no gradients and no
+ * memory for backward. */
+BLURRY_API blurry_status blurry_model_create(blurry_model **model, const blurry_settings *settings,
+                                             int training);
 BLURRY_API void blurry_model_destroy(blurry_model **model);
 
-/* A parameter: linear weights are [out, in]. `data` and `gradient` (NULL without training) are of the model's type, in
- * the device's memory; read and write them with the two functions below, which work for every device. */
+/* A parameter: linear weights are [out, in]. `data` and `gradient` (NULL without training) are of the model's
+ * type, in the device's memory; read and write them with the two functions below, which work for every
+ * device. */
 typedef struct blurry_parameter {
     const char *name; /* for example "layers.0.mixer.q.weight" */
     int rank;
@@ -55,13 +62,14 @@ typedef struct blurry_parameter {
 
 BLURRY_API int64_t blurry_model_parameter_count(const blurry_model *model); /* tensors */
 BLURRY_API int64_t blurry_model_parameter_elements(const blurry_model *model);
-BLURRY_API blurry_status blurry_model_parameter(const blurry_model *model, int64_t index, blurry_parameter *parameter);
+BLURRY_API blurry_status blurry_model_parameter(const blurry_model *model, int64_t index,
+                                                blurry_parameter *parameter);
 BLURRY_API int64_t blurry_model_find_parameter(const blurry_model *model, const char *name); /* -1: none */
 /* Copy a parameter's elements to or from host memory as double; `bytes` must be elements * sizeof(double). */
 BLURRY_API blurry_status blurry_model_read_parameter(const blurry_model *model, int64_t index, double *values,
                                                      size_t bytes);
-BLURRY_API blurry_status blurry_model_write_parameter(blurry_model *model, int64_t index, const double *values,
-                                                      size_t bytes);
+BLURRY_API blurry_status blurry_model_write_parameter(blurry_model *model, int64_t index,
+                                                      const double *values, size_t bytes);
 BLURRY_API blurry_status blurry_model_read_gradient(const blurry_model *model, int64_t index, double *values,
                                                     size_t bytes);
 
@@ -98,39 +106,43 @@ typedef struct blurry_outputs {
 BLURRY_API blurry_status blurry_model_evaluate(blurry_model *model, const blurry_batch *batch,
                                                blurry_outputs *outputs);
 
-/* Forward with dropout and backward: adds to every parameter's gradient that of `scale` * loss (scale = 1 / the rows
- * of a whole step gives the mean, also over several batches: gradient accumulation). The dropout mask depends on the
- * seed, `draw` (for example the number of sequences seen so far) and the element alone. `probabilities` and `logits`
- * are not available here. */
+/* Forward with dropout and backward: adds to every parameter's gradient that of `scale` * loss (scale = 1 /
+ * the rows of a whole step gives the mean, also over several batches: gradient accumulation). The dropout
+ * mask depends on the seed, `draw` (for example the number of sequences seen so far) and the element alone.
+ * `probabilities` and `logits` are not available here. */
 BLURRY_API blurry_status blurry_model_gradient(blurry_model *model, const blurry_batch *batch, double scale,
                                                uint64_t draw, blurry_outputs *outputs);
 BLURRY_API blurry_status blurry_model_zero_gradient(blurry_model *model);
 
-/* Name of the first tensor that holds a NaN or an infinity, in the order embedding, layer outputs, parameters,
- * gradients; NULL where all are finite. Valid until the model is destroyed. */
+/* Name of the first tensor that holds a NaN or an infinity, in the order parameters, layer outputs of the
+ * latest pass, gradients; NULL where all are finite. Valid until the next call for this model. */
 BLURRY_API const char *blurry_model_first_nonfinite(const blurry_model *model);
 
-/* ---- generation ------------------------------------------------------------------------------------------- */
+/* ---- generation -------------------------------------------------------------------------------------------
+ */
 
-/* `batch` sequences decoded side by side, all at the same position. Memory is constant in the number of tokens; with
- * a softmax layer (or learned absolute positions) at most `max_length` tokens can be fed (0: the setting `length`). */
+/* `batch` sequences decoded side by side, all at the same position. Memory is constant in the number of
+ * tokens; with a softmax layer (or learned absolute positions) at most `max_length` tokens can be fed (0: the
+ * setting `length`). */
 typedef struct blurry_generator blurry_generator;
 
 BLURRY_API blurry_status blurry_generator_create(blurry_generator **generator, const blurry_model *model,
                                                  int64_t batch, int64_t max_length);
 BLURRY_API void blurry_generator_destroy(blurry_generator **generator);
-/* Feeds tokens [batch, count] in order (count 1: one step) and, where logits is not NULL, writes the logits after the
- * last one, [batch, vocabulary]. The generator uses the model's parameters as they are now. */
-BLURRY_API blurry_status blurry_generator_feed(blurry_generator *generator, const int32_t *tokens, int64_t count,
-                                               float *logits);
+/* Feeds tokens [batch, count] in order (count 1: one step) and, where logits is not NULL, writes the logits
+ * after the last one, [batch, vocabulary]. The generator uses the model's parameters as they are now. */
+BLURRY_API blurry_status blurry_generator_feed(blurry_generator *generator, const int32_t *tokens,
+                                               int64_t count, float *logits);
 BLURRY_API int64_t blurry_generator_position(const blurry_generator *generator); /* tokens fed so far */
 BLURRY_API blurry_status blurry_generator_reset(blurry_generator *generator);
 
-/* The state as plain bytes: version, fingerprint of the model (shape and parameters), position, all layers, checksum.
- * Restoring refuses bytes that are cut, altered, of another version, batch, maximum length or model. */
+/* The state as plain bytes: version, fingerprint of the model (shape and parameters), position, all layers,
+ * checksum. Restoring refuses bytes that are cut, altered, of another version, batch, maximum length or
+ * model. */
 BLURRY_API size_t blurry_generator_state_bytes(const blurry_generator *generator);
 BLURRY_API blurry_status blurry_generator_save(const blurry_generator *generator, void *bytes, size_t size);
-BLURRY_API blurry_status blurry_generator_restore(blurry_generator *generator, const void *bytes, size_t size);
+BLURRY_API blurry_status blurry_generator_restore(blurry_generator *generator, const void *bytes,
+                                                  size_t size);
 
 #ifdef __cplusplus
 }

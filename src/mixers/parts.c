@@ -1,0 +1,145 @@
+/* Memory layout, parameter lists, linear maps and the gated output that mixers share. */
+#include "mixers/parts.h"
+
+#include "base/sizes.h"
+
+mixer_layout mixer_layout_begin(const mixer_pass *p)
+{
+    return (mixer_layout){.saved = {p->saved, 0}, .work = {p->work, 0}, .state = {p->state, 0}};
+}
+
+void mixer_layout_sizes(const mixer_layout *m, mixer_sizes *sizes)
+{
+    *sizes = (mixer_sizes){m->saved.used, m->work.used, m->state.used, m->scratch};
+}
+
+void *mixer_take_bytes(mixer_cursor *cursor, size_t bytes)
+{
+    size_t start = cursor->used;
+    cursor->used = size_add(start, size_align(bytes));
+    return cursor->base ? cursor->base + start : NULL;
+}
+
+void *mixer_take(const mixer_pass *p, mixer_cursor *cursor, int64_t rows, int64_t width)
+{
+    return mixer_take_bytes(cursor, size_mul(size_of(rows, (size_t)width), p->layer->dev->element));
+}
+
+void *mixer_take_kernel(const mixer_pass *p, mixer_layout *m, const kernel_sizes *need)
+{
+    if (need->scratch > m->scratch) m->scratch = need->scratch;
+    return p->keep ? mixer_take_bytes(&m->saved, need->saved) : NULL;
+}
+
+void mixer_add_parameter(mixer_parameter_list *list, mixer_parameter slot, const char *name, mixer_init init,
+                         int64_t rows, int64_t columns)
+{
+    list->spec[list->count++] = (mixer_parameter_spec){.slot = slot,
+                                                       .name = name,
+                                                       .rank = columns ? 2 : 1,
+                                                       .shape = {rows, columns ? columns : 1},
+                                                       .init = init};
+}
+
+void mixer_linear(const mixer_pass *p, mixer_parameter weight, const void *x, int64_t in, int64_t out,
+                  void *y)
+{
+    mixer_ops(p)->linear_forward(mixer_run(p), &(linear_args){.rows = mixer_rows(p),
+                                                              .in = in,
+                                                              .out = out,
+                                                              .x = x,
+                                                              .weight = p->layer->parameter[weight],
+                                                              .y = y});
+}
+
+void mixer_linear_backward(const mixer_pass *p, mixer_parameter weight, const void *x, const void *d_y,
+                           int64_t in, int64_t out, void *d_x, int add)
+{
+    mixer_ops(p)->linear_backward(mixer_run(p), &(linear_args){.rows = mixer_rows(p),
+                                                               .in = in,
+                                                               .out = out,
+                                                               .x = x,
+                                                               .weight = p->layer->parameter[weight],
+                                                               .d_y = d_y,
+                                                               .d_x = d_x,
+                                                               .add_d_x = add,
+                                                               .d_weight = p->layer->gradient[weight]});
+}
+
+void mixer_output(const mixer_pass *p, const void *o, int64_t in)
+{
+    mixer_ops(p)->linear_forward(mixer_run(p), &(linear_args){.rows = mixer_rows(p),
+                                                              .in = in,
+                                                              .out = p->layer->config.width,
+                                                              .x = o,
+                                                              .weight = p->layer->parameter[MIXER_O],
+                                                              .y = p->y,
+                                                              .add = p->add});
+}
+
+void mixer_output_backward(const mixer_pass *p, const void *o, int64_t in, void *d_o)
+{
+    mixer_linear_backward(p, MIXER_O, o, p->d_y, in, p->layer->config.width, d_o, 0);
+}
+
+/* ---- Wo(RMSNorm per head(o) * SiLU(Wg x)) ---- */
+void mixer_gated_parameters(const mixer_config *c, mixer_parameter_list *list)
+{
+    int64_t value = c->heads * c->dim_v;
+    mixer_add_parameter(list, MIXER_GATE, "g.weight", INIT_NORMAL, value, c->width);
+    mixer_add_parameter(list, MIXER_NORM, "norm.weight", INIT_ONE, c->dim_v, 0);
+    mixer_add_parameter(list, MIXER_O, "o.weight", INIT_NORMAL, c->width, value);
+}
+
+void mixer_gated_layout(const mixer_pass *p, mixer_layout *m, mixer_gated *g)
+{
+    const mixer_config *c = &p->layer->config;
+    int64_t rows = mixer_rows(p), value = c->heads * c->dim_v;
+    *g = (mixer_gated){0};
+    g->o = mixer_take(p, &m->saved, rows, value);
+    g->gate = mixer_take(p, &m->saved, rows, value);
+    g->rstd = mixer_take(p, &m->saved, rows, c->heads);
+    g->normed = mixer_take(p, &m->work, rows, value);
+    if (!p->keep) return;
+    g->d_normed = mixer_take(p, &m->work, rows, value);
+    g->d_gate = mixer_take(p, &m->work, rows, value);
+    g->d_o = mixer_take(p, &m->work, rows, value);
+}
+
+static headnorm_args gated_norm(const mixer_pass *p, const mixer_gated *g)
+{
+    const mixer_config *c = &p->layer->config;
+    return (headnorm_args){.rows = mixer_rows(p),
+                           .heads = c->heads,
+                           .width = c->dim_v,
+                           .eps = MIXER_NORM_EPS,
+                           .x = g->o,
+                           .gate = g->gate,
+                           .weight = p->layer->parameter[MIXER_NORM],
+                           .y = g->normed,
+                           .rstd = g->rstd,
+                           .d_y = g->d_normed,
+                           .d_x = g->d_o,
+                           .d_gate = g->d_gate,
+                           .d_weight = p->layer->gradient[MIXER_NORM]};
+}
+
+void mixer_gated_forward(const mixer_pass *p, const mixer_gated *g)
+{
+    const mixer_config *c = &p->layer->config;
+    headnorm_args norm = gated_norm(p, g);
+    mixer_linear(p, MIXER_GATE, p->x, c->width, c->heads * c->dim_v, g->gate);
+    mixer_ops(p)->headnorm_forward(mixer_run(p), &norm);
+    mixer_output(p, g->normed, c->heads * c->dim_v);
+}
+
+void mixer_gated_backward(const mixer_pass *p, const mixer_gated *g)
+{
+    const mixer_config *c = &p->layer->config;
+    int64_t value = c->heads * c->dim_v;
+    headnorm_args norm = gated_norm(p, g);
+    mixer_ops(p)->headnorm_forward(mixer_run(p), &norm); /* cheaper to make again than to keep */
+    mixer_output_backward(p, g->normed, value, g->d_normed);
+    mixer_ops(p)->headnorm_backward(mixer_run(p), &norm);
+    mixer_linear_backward(p, MIXER_GATE, p->x, g->d_gate, c->width, value, p->d_x, 0);
+}

@@ -1,0 +1,87 @@
+/* What several mixers share: laying tensors out in given memory, linear maps, the streams q, k, v with short
+ * convolution, SiLU and RoPE, and the gated output Wo(RMSNorm per head(o) * SiLU(Wg x)). */
+#ifndef BLURRY_MIXERS_PARTS_H
+#define BLURRY_MIXERS_PARTS_H
+#include "mixers/mixer.h"
+
+/* ---- memory: the same layout function measures (base NULL) and hands out pointers ---- */
+typedef struct mixer_cursor {
+    char *base;
+    size_t used;
+} mixer_cursor;
+
+typedef struct mixer_layout {
+    mixer_cursor saved, work, state;
+    size_t scratch;
+} mixer_layout;
+
+mixer_layout mixer_layout_begin(const mixer_pass *p);
+void mixer_layout_sizes(const mixer_layout *m, mixer_sizes *sizes);
+/* rows * width activations, aligned to 64 bytes; sizes that overflow become SIZE_MAX. */
+void *mixer_take(const mixer_pass *p, mixer_cursor *cursor, int64_t rows, int64_t width);
+void *mixer_take_bytes(mixer_cursor *cursor, size_t bytes);
+/* What a core operation asked for: its notes for backward (NULL unless p->keep), and its scratch. */
+void *mixer_take_kernel(const mixer_pass *p, mixer_layout *m, const kernel_sizes *need);
+
+static inline int64_t mixer_rows(const mixer_pass *p)
+{
+    return p->B * p->L;
+}
+static inline const device_ops *mixer_ops(const mixer_pass *p)
+{
+    return p->layer->dev->ops;
+}
+static inline const kernel_run *mixer_run(const mixer_pass *p)
+{
+    return &p->layer->dev->run;
+}
+
+/* ---- parameters ---- */
+void mixer_add_parameter(mixer_parameter_list *list, mixer_parameter slot, const char *name, mixer_init init,
+                         int64_t rows, int64_t columns); /* columns 0: rank 1 */
+
+/* ---- linear maps: weight slot [out, in] ---- */
+void mixer_linear(const mixer_pass *p, mixer_parameter weight, const void *x, int64_t in, int64_t out,
+                  void *y);
+/* Adds to the weight's gradient; writes d_x, or adds to it. */
+void mixer_linear_backward(const mixer_pass *p, mixer_parameter weight, const void *x, const void *d_y,
+                           int64_t in, int64_t out, void *d_x, int add);
+/* y (+)= Wo o, the end of every forward; d_o and Wo's gradient from d_y, the start of every backward. */
+void mixer_output(const mixer_pass *p, const void *o, int64_t in);
+void mixer_output_backward(const mixer_pass *p, const void *o, int64_t in, void *d_o);
+
+/* ---- streams q [B,L,H,Dk], k [B,L,Hkv,Dk], v [B,L,Hkv,Dv]: W x, short convolution, SiLU, RoPE ---- */
+enum { STREAM_Q, STREAM_K, STREAM_V, STREAMS };
+typedef struct mixer_streams {
+    int silu;               /* whether the mixer puts a SiLU of its own after W x or after the convolution */
+    void *raw[STREAMS];     /* W x */
+    void *mid[STREAMS];     /* after the convolution */
+    void *out[STREAMS];     /* what the mixer's core reads */
+    void *carried[STREAMS]; /* the convolution's state, in and out; NULL: none */
+    void *d_out[STREAMS];   /* backward: the core writes them */
+    void *d_raw;
+} mixer_streams;
+
+int64_t mixer_stream_width(const mixer_config *c, int stream);
+int64_t mixer_stream_channels(const mixer_config *c); /* all three */
+void mixer_stream_parameters(const mixer_config *c, mixer_parameter_list *list);
+void mixer_streams_layout(const mixer_pass *p, mixer_layout *m, int silu, mixer_streams *s);
+void mixer_streams_forward(const mixer_pass *p, const mixer_streams *s);
+/* From d_out to the parameters' gradients and d_x, which is overwritten or, where `add` is set, added to. */
+void mixer_streams_backward(const mixer_pass *p, const mixer_streams *s, int add);
+
+/* ---- gated output of abc, gla and gdn ---- */
+typedef struct mixer_gated {
+    void *o, *gate, *rstd; /* o [rows, H, Dv] is written by the core */
+    void *normed;
+    void *d_normed, *d_gate, *d_o; /* d_o is read by the core's backward */
+} mixer_gated;
+
+void mixer_gated_parameters(const mixer_config *c, mixer_parameter_list *list);
+void mixer_gated_layout(const mixer_pass *p, mixer_layout *m, mixer_gated *g);
+void mixer_gated_forward(const mixer_pass *p, const mixer_gated *g);
+void mixer_gated_backward(const mixer_pass *p, const mixer_gated *g); /* overwrites d_x */
+
+#define MIXER_NORM_EPS 1e-5
+
+#endif

@@ -1,0 +1,121 @@
+/* The streams q, k and v in front of a mixer's core: W x, then the short convolution where it is on, then the
+ * mixer's own SiLU where it has one, then RoPE on q and k where it is on. */
+#include "mixers/parts.h"
+
+static const mixer_parameter weight_of[STREAMS] = {MIXER_Q, MIXER_K, MIXER_V};
+static const mixer_parameter conv_of[STREAMS] = {MIXER_CONV_Q, MIXER_CONV_K, MIXER_CONV_V};
+
+int64_t mixer_stream_width(const mixer_config *c, int stream)
+{
+    if (stream == STREAM_Q) return c->heads * c->dim_k;
+    return c->heads_kv * (stream == STREAM_K ? c->dim_k : c->dim_v);
+}
+
+int64_t mixer_stream_channels(const mixer_config *c)
+{
+    return mixer_stream_width(c, STREAM_Q) + mixer_stream_width(c, STREAM_K) +
+           mixer_stream_width(c, STREAM_V);
+}
+
+void mixer_stream_parameters(const mixer_config *c, mixer_parameter_list *list)
+{
+    static const char *const weight_name[STREAMS] = {"q.weight", "k.weight", "v.weight"};
+    static const char *const conv_name[STREAMS] = {"conv_q.weight", "conv_k.weight", "conv_v.weight"};
+    for (int i = 0; i < STREAMS; i++)
+        mixer_add_parameter(list, weight_of[i], weight_name[i], INIT_NORMAL, mixer_stream_width(c, i),
+                            c->width);
+    for (int i = 0; i < STREAMS && c->conv; i++)
+        mixer_add_parameter(list, conv_of[i], conv_name[i], INIT_CONV, mixer_stream_width(c, i),
+                            MIXER_CONV_TAPS);
+}
+
+/* A stage that is off shares the memory of the stage before it. */
+void mixer_streams_layout(const mixer_pass *p, mixer_layout *m, int silu, mixer_streams *s)
+{
+    const mixer_config *c = &p->layer->config;
+    int64_t rows = mixer_rows(p), widest = 0;
+    *s = (mixer_streams){.silu = silu};
+    for (int i = 0; i < STREAMS; i++) {
+        int64_t width = mixer_stream_width(c, i);
+        if (width > widest) widest = width;
+        s->raw[i] = mixer_take(p, &m->saved, rows, width);
+        s->mid[i] = c->conv ? mixer_take(p, &m->saved, rows, width) : s->raw[i];
+        s->out[i] = silu ? mixer_take(p, &m->saved, rows, width) : s->mid[i];
+        if (c->conv) s->carried[i] = mixer_take(p, &m->state, p->B * (MIXER_CONV_TAPS - 1), width);
+        if (p->keep) s->d_out[i] = mixer_take(p, &m->work, rows, width);
+    }
+    if (p->keep && c->conv) s->d_raw = mixer_take(p, &m->work, rows, widest);
+}
+
+static conv_args stream_conv(const mixer_pass *p, const mixer_streams *s, int i)
+{
+    return (conv_args){.batch = p->B,
+                       .length = p->L,
+                       .channels = mixer_stream_width(&p->layer->config, i),
+                       .kernel = MIXER_CONV_TAPS,
+                       .silu = 1,
+                       .x = s->raw[i],
+                       .weight = p->layer->parameter[conv_of[i]],
+                       .y = s->mid[i],
+                       .state_in = s->carried[i],
+                       .state_out = s->carried[i],
+                       .d_y = s->d_out[i],
+                       .d_x = s->d_raw,
+                       .d_weight = p->layer->gradient[conv_of[i]]};
+}
+
+static rope_args stream_rope(const mixer_pass *p, const mixer_streams *s, int i)
+{
+    const mixer_config *c = &p->layer->config;
+    return (rope_args){.batch = p->B,
+                       .length = p->L,
+                       .heads = i == STREAM_Q ? c->heads : c->heads_kv,
+                       .dim = c->dim_k,
+                       .base = c->rope_base,
+                       .position = p->position,
+                       .table = p->position ? NULL : p->layer->rope_table,
+                       .x = s->out[i],
+                       .y = s->out[i],
+                       .d_y = s->d_out[i],
+                       .d_x = s->d_out[i]};
+}
+
+static unary_args stream_silu(const mixer_pass *p, const mixer_streams *s, int i)
+{
+    return (unary_args){.kind = UNARY_SILU,
+                        .count = mixer_rows(p) * mixer_stream_width(&p->layer->config, i),
+                        .x = s->mid[i],
+                        .y = s->out[i],
+                        .d_y = s->d_out[i],
+                        .d_x = s->d_out[i]};
+}
+
+void mixer_streams_forward(const mixer_pass *p, const mixer_streams *s)
+{
+    const mixer_config *c = &p->layer->config;
+    for (int i = 0; i < STREAMS; i++) {
+        conv_args conv = stream_conv(p, s, i);
+        unary_args silu = stream_silu(p, s, i);
+        rope_args rope = stream_rope(p, s, i);
+        mixer_linear(p, weight_of[i], p->x, c->width, mixer_stream_width(c, i), s->raw[i]);
+        if (c->conv) mixer_ops(p)->conv_forward(mixer_run(p), &conv);
+        if (s->silu) mixer_ops(p)->unary_forward(mixer_run(p), &silu);
+        if (c->rope && i != STREAM_V) mixer_ops(p)->rope_forward(mixer_run(p), &rope);
+    }
+}
+
+void mixer_streams_backward(const mixer_pass *p, const mixer_streams *s, int add)
+{
+    const mixer_config *c = &p->layer->config;
+    for (int i = 0; i < STREAMS; i++) {
+        conv_args conv = stream_conv(p, s, i);
+        unary_args silu = stream_silu(p, s, i);
+        rope_args rope = stream_rope(p, s, i);
+        if (c->rope && i != STREAM_V) mixer_ops(p)->rope_backward(mixer_run(p), &rope);
+        if (s->silu) mixer_ops(p)->unary_backward(mixer_run(p), &silu);
+        if (c->conv) mixer_ops(p)->conv_backward(mixer_run(p), &conv);
+        const void *d_raw = c->conv ? s->d_raw : s->d_out[i];
+        mixer_linear_backward(p, weight_of[i], p->x, d_raw, c->width, mixer_stream_width(c, i), p->d_x,
+                              add || i > 0);
+    }
+}

@@ -1,0 +1,245 @@
+/* The language model's passes: tokens and labelled rows in, loss, predictions and gradients out. */
+#include "model/model.h"
+
+#include "base/status.h"
+
+#include <math.h>
+#include <stdio.h>
+
+int64_t model_head(const blurry_model *model)
+{
+    return model->places.head == MODEL_NONE ? model->places.embed : model->places.head;
+}
+
+/* ---- checks: everything before anything is computed ---- */
+static blurry_status check_tokens(const blurry_model *model, const int32_t *tokens, int64_t count,
+                                  const char *name)
+{
+    for (int64_t i = 0; i < count; i++)
+        if (tokens[i] < 0 || tokens[i] >= model->vocab)
+            return status_fail(BLURRY_E_INVALID, "%s[%lld] is %ld: the vocabulary is 0 .. %lld", name,
+                               (long long)i, (long)tokens[i], (long long)model->vocab - 1);
+    return BLURRY_OK;
+}
+
+static blurry_status check_rows(const blurry_batch *b)
+{
+    int64_t rows = b->sequences * b->length;
+    if (b->row_count < 0 || b->row_count > rows)
+        return status_fail(BLURRY_E_INVALID, "row_count is %lld: give 0 to %lld", (long long)b->row_count,
+                           (long long)rows);
+    if (b->row_count && !b->rows) return status_fail(BLURRY_E_INVALID, "rows is NULL");
+    for (int64_t i = 0; i < b->row_count; i++)
+        if (b->rows[i] < 0 || b->rows[i] >= rows || (i && b->rows[i] <= b->rows[i - 1]))
+            return status_fail(BLURRY_E_INVALID, "rows[%lld] is %lld: give ascending rows below %lld",
+                               (long long)i, (long long)b->rows[i], (long long)rows);
+    return BLURRY_OK;
+}
+
+static blurry_status check_batch(const blurry_model *model, const blurry_batch *b)
+{
+    if (!model) return status_fail(BLURRY_E_INVALID, "model is NULL");
+    if (!b) return status_fail(BLURRY_E_INVALID, "batch is NULL");
+    const network *net = &model->net;
+    if (b->sequences < 1 || b->sequences > net->batch)
+        return status_fail(BLURRY_E_INVALID, "sequences is %lld: give 1 to %lld", (long long)b->sequences,
+                           (long long)net->batch);
+    if (b->length < 1 || b->length > net->length)
+        return status_fail(BLURRY_E_INVALID, "length is %lld: give 1 to %lld", (long long)b->length,
+                           (long long)net->length);
+    if (!b->tokens) return status_fail(BLURRY_E_INVALID, "tokens is NULL");
+    STATUS_TRY(check_tokens(model, b->tokens, b->sequences * b->length, "tokens"));
+    STATUS_TRY(check_rows(b));
+    return b->labels ? check_tokens(model, b->labels, b->row_count, "labels") : BLURRY_OK;
+}
+
+/* ---- labels and predictions ---- */
+/* Rows from .. from+count-1 of the batch's list. */
+static blurry_status upload_rows(network *net, const blurry_batch *b, int64_t from, int64_t count)
+{
+    STATUS_TRY(device_upload(net->dev, net->rows, b->rows + from, (size_t)count * sizeof *net->rows));
+    if (b->labels)
+        return device_upload(net->dev, net->targets, b->labels + from, (size_t)count * sizeof *net->targets);
+    int32_t *none = net->host; /* no label: predictions only */
+    for (int64_t i = 0; i < count; i++) none[i] = -1;
+    return device_upload(net->dev, net->targets, none, (size_t)count * sizeof *none);
+}
+
+static xent_args head_of(network *net, int64_t count, int64_t hidden_rows)
+{
+    const blurry_model *model = net->model;
+    int64_t head = model_head(model);
+    return (xent_args){.labels = count,
+                       .n_hidden = hidden_rows,
+                       .width = model->width,
+                       .vocab = model->vocab,
+                       .hidden = net->hidden,
+                       .weight = parameter_data(model, head),
+                       .row = net->rows,
+                       .target = net->targets,
+                       .log_prob = net->log_prob,
+                       .argmax = net->argmax,
+                       .grad_scale = net->scale,
+                       .d_hidden = net->d_normed,
+                       .d_weight = parameter_gradient(model, head)};
+}
+
+static double host_value(const network *net, int64_t i)
+{
+    return net->dev->element == sizeof(double) ? ((const double *)net->host)[i]
+                                               : ((const float *)net->host)[i];
+}
+
+/* Adds the rows' losses and copies their predictions out. host holds block * V numbers, so pieces of that
+ * size fit. */
+static blurry_status collect(network *net, int64_t from, int64_t count, blurry_outputs *out)
+{
+    int64_t piece = net->block * net->model->vocab;
+    for (int64_t i = 0; i < count; i += piece) {
+        int64_t n = count - i < piece ? count - i : piece;
+        const char *log_prob = (const char *)net->log_prob + (size_t)i * net->dev->element;
+        STATUS_TRY(device_download(net->dev, net->host, log_prob, (size_t)n * net->dev->element));
+        for (int64_t j = 0; j < n; j++) out->loss -= host_value(net, j);
+    }
+    if (!out->argmax) return BLURRY_OK;
+    return device_download(net->dev, out->argmax + from, net->argmax, (size_t)count * sizeof *net->argmax);
+}
+
+static void copy_logits(const network *net, int64_t row, float *to)
+{
+    int64_t V = net->model->vocab;
+    for (int64_t v = 0; v < V; v++) to[v] = (float)host_value(net, row * V + v);
+}
+
+/* Softmax of row `row` of the logits in host memory. */
+static void copy_probabilities(const network *net, int64_t row, float *to)
+{
+    int64_t V = net->model->vocab, first = row * V;
+    double largest = host_value(net, first), sum = 0;
+    for (int64_t v = 1; v < V; v++) largest = fmax(largest, host_value(net, first + v));
+    for (int64_t v = 0; v < V; v++) sum += exp(host_value(net, first + v) - largest);
+    for (int64_t v = 0; v < V; v++) to[v] = (float)(exp(host_value(net, first + v) - largest) / sum);
+}
+
+static blurry_status collect_logits(network *net, int64_t from, int64_t count, blurry_outputs *out)
+{
+    int64_t V = net->model->vocab;
+    STATUS_TRY(device_download(net->dev, net->host, net->logits, (size_t)(count * V) * net->dev->element));
+    for (int64_t i = 0; i < count; i++) {
+        if (out->logits) copy_logits(net, i, out->logits + (from + i) * V);
+        if (out->probabilities) copy_probabilities(net, i, out->probabilities + (from + i) * V);
+    }
+    return BLURRY_OK;
+}
+
+/* ---- passes ---- */
+blurry_status blurry_model_evaluate(blurry_model *model, const blurry_batch *batch, blurry_outputs *outputs)
+{
+    blurry_outputs none = {0}, *out = outputs ? outputs : &none;
+    STATUS_TRY(check_batch(model, batch));
+    network *net = &model->net;
+    int64_t rows = batch->sequences * batch->length;
+    int with_logits = out->logits || out->probabilities;
+    int64_t block =
+        with_logits || !batch->labels ? net->block : rows; /* what passes through host memory at once */
+    out->loss = 0;
+    STATUS_TRY(device_upload(net->dev, net->ids, batch->tokens, (size_t)rows * sizeof *net->ids));
+    STATUS_TRY(network_forward(net, batch->sequences, batch->length, 0));
+    for (int64_t from = 0; from < batch->row_count; from += block) {
+        int64_t count = batch->row_count - from < block ? batch->row_count - from : block;
+        STATUS_TRY(upload_rows(net, batch, from, count));
+        xent_args head = head_of(net, count, rows);
+        head.logits = with_logits ? net->logits : NULL;
+        net->dev->ops->xent_forward(&net->dev->run, &head);
+        STATUS_TRY(collect(net, from, count, out));
+        if (with_logits) STATUS_TRY(collect_logits(net, from, count, out));
+    }
+    return device_sync(net->dev);
+}
+
+static blurry_status upload_scalars(network *net, double scale, uint64_t draw)
+{
+    uint64_t key[2] = {(uint64_t)net->model->settings.seed, draw};
+    STATUS_TRY(device_upload(net->dev, net->key, key, sizeof key));
+    return device_upload(net->dev, net->scale, &scale, sizeof scale);
+}
+
+blurry_status blurry_model_gradient(blurry_model *model, const blurry_batch *batch, double scale,
+                                    uint64_t draw, blurry_outputs *outputs)
+{
+    blurry_outputs none = {0}, *out = outputs ? outputs : &none;
+    STATUS_TRY(check_batch(model, batch));
+    if (!model->gradient)
+        return status_fail(BLURRY_E_INVALID,
+                           "the model was made without training: create it with training = 1");
+    if (!batch->labels && batch->row_count) return status_fail(BLURRY_E_INVALID, "labels is NULL");
+    if (out->logits || out->probabilities)
+        return status_fail(BLURRY_E_INVALID,
+                           "%s is not NULL: a gradient pass has none, use blurry_model_evaluate",
+                           out->logits ? "logits" : "probabilities");
+    network *net = &model->net;
+    int64_t rows = batch->sequences * batch->length;
+    double dropout = model->settings.dropout;
+    out->loss = 0;
+    if (!batch->row_count) return BLURRY_OK;
+    STATUS_TRY(device_upload(net->dev, net->ids, batch->tokens, (size_t)rows * sizeof *net->ids));
+    STATUS_TRY(upload_rows(net, batch, 0, batch->row_count));
+    STATUS_TRY(upload_scalars(net, scale, draw));
+    STATUS_TRY(network_forward(net, batch->sequences, batch->length, dropout));
+    xent_args head = head_of(net, batch->row_count, rows);
+    net->dev->ops->xent_backward(&net->dev->run, &head);
+    network_backward(net, batch->sequences, batch->length, dropout);
+    STATUS_TRY(collect(net, 0, batch->row_count, out));
+    return device_sync(net->dev);
+}
+
+blurry_status blurry_model_zero_gradient(blurry_model *model)
+{
+    if (!model) return status_fail(BLURRY_E_INVALID, "model is NULL");
+    if (!model->gradient)
+        return status_fail(BLURRY_E_INVALID, "the model was made without training: no gradients");
+    device_zero(model->dev, model->gradient, model->parameter_bytes);
+    return BLURRY_OK;
+}
+
+/* ---- looking for what went wrong ---- */
+static int has_nonfinite(const network *net, const void *x, int64_t count)
+{
+    int64_t first = -1;
+    net->dev->ops->nonfinite(&net->dev->run, &(reduce_args){.count = count, .x = x, .first = net->nonfinite});
+    if (device_download(net->dev, &first, net->nonfinite, sizeof first) != BLURRY_OK) return 0;
+    return first >= 0;
+}
+
+static const char *nonfinite_parameter(blurry_model *model, int gradients)
+{
+    for (int64_t i = 0; i < model->parameter_count; i++) {
+        const void *x = gradients ? parameter_gradient(model, i) : parameter_data(model, i);
+        if (!x || !has_nonfinite(&model->net, x, model->parameter[i].elements)) continue;
+        snprintf(model->nonfinite, sizeof model->nonfinite, gradients ? "gradient of %s" : "%s",
+                 model->parameter[i].name);
+        return model->nonfinite;
+    }
+    return NULL;
+}
+
+const char *blurry_model_first_nonfinite(const blurry_model *handle)
+{
+    if (!handle) return NULL;
+    blurry_model *model =
+        (blurry_model *)handle; /* its scratch memory and the name's place, not its values */
+    network *net = &model->net;
+    int64_t count = net->batch * net->length * model->width;
+    const char *name = nonfinite_parameter(model, 0);
+    if (name) return name;
+    if (has_nonfinite(net, net->input, count)) return "embedded tokens";
+    for (int64_t i = 0; i < model->layers; i++) {
+        const char *part = has_nonfinite(net, net->layers[i].middle, count)   ? "mixer"
+                           : has_nonfinite(net, net->layers[i].output, count) ? "mlp"
+                                                                              : NULL;
+        if (!part) continue;
+        snprintf(model->nonfinite, sizeof model->nonfinite, "output of layers.%lld.%s", (long long)i, part);
+        return model->nonfinite;
+    }
+    return nonfinite_parameter(model, 1);
+}

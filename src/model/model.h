@@ -1,0 +1,123 @@
+/* Inside of a language model: its parameters, and the networks (activation memory and plans) that run it.
+ *
+ * A model owns the parameters and one network for its batches; every generator owns another network over the
+ * same parameters. Shapes: B sequences, L tokens, d width, V vocabulary, F hidden width of the MLP, rows = B
+ * L. */
+#ifndef BLURRY_MODEL_MODEL_H
+#define BLURRY_MODEL_MODEL_H
+#include "base/settings.h"
+#include "blurry/model.h"
+#include "mixers/mixer.h"
+
+#include <stdbool.h>
+
+#define MODEL_NORM_EPS 1e-5
+enum { MODEL_NAME = 64, MODEL_NONE = -1 };
+
+typedef struct model_parameter {
+    char name[MODEL_NAME];
+    int rank;
+    int64_t shape[2], elements;
+    mixer_init init;
+    double *values; /* INIT_GIVEN */
+    int decay;
+    size_t offset; /* bytes into the blocks of parameters and gradients */
+} model_parameter;
+
+/* Places in the list of parameters, MODEL_NONE where there is none. */
+typedef struct model_layer_places {
+    int64_t norm1, norm1_bias, norm2, norm2_bias;
+    int64_t mlp_gate, mlp_up, mlp_down; /* GELU: fc1 is mlp_up, fc2 is mlp_down */
+    int64_t mixer[MIXER_PARAMETER_COUNT];
+} model_layer_places;
+
+typedef struct model_places {
+    int64_t embed, position, norm, norm_bias, head;
+    model_layer_places *layer;
+} model_places;
+
+/* One layer of a network. Pointers into the network's memory; without `keep` all layers share the same. */
+typedef struct network_layer {
+    mixer_layer mixer;
+    void *mean1, *rstd1, *mean2, *rstd2; /* [rows] */
+    void *saved;                         /* the mixer's */
+    void *middle, *output;               /* [rows, d] the stream after the mixer, after the MLP */
+    void *gate, *up;                     /* [rows, F] */
+    void *state;                         /* generators: the mixer's carried state */
+} network_layer;
+
+typedef struct network {
+    struct blurry_model *model;
+    device *dev;
+    int64_t batch, length, capacity;
+    int keep;    /* whether backward will follow */
+    int carries; /* whether layers carry a state */
+    network_layer *layers;
+    void *memory, *states;
+    size_t saved_bytes, work_bytes, state_bytes;
+    void *input, *mean, *rstd,
+        *hidden; /* [rows, d] embedded tokens, [rows] twice, [rows, d] after the final norm */
+    void *normed, *d_normed, *d_stream;     /* [rows, d] */
+    void *activated, *d_activated, *d_gate; /* [rows, F]; d_gate GELU: unused */
+    void *mixer_work;
+    int64_t block;      /* rows whose logits are kept at once */
+    void *logits;       /* [block, V] */
+    void *log_prob;     /* [rows] */
+    int32_t *argmax;    /* [rows] */
+    int32_t *ids;       /* [rows] */
+    int64_t *rows;      /* [rows] labelled rows */
+    int32_t *targets;   /* [rows] */
+    uint64_t *key;      /* [2] of the dropout */
+    double *scale;      /* [1] of the gradient */
+    int64_t *position;  /* [B] generators: tokens fed so far */
+    int64_t *nonfinite; /* [1] */
+    void *host;         /* host memory for what comes back: [block, V] activations */
+} network;
+
+struct blurry_model {
+    struct settings settings;
+    device *dev;
+    int64_t layers, width, vocab, hidden; /* hidden: F */
+    int64_t parameter_count, parameter_capacity;
+    model_parameter *parameter;
+    model_places places;
+    char *data, *gradient; /* gradient NULL: not for training */
+    size_t parameter_bytes;
+    network net;
+    char nonfinite[MODEL_NAME + 32];
+};
+
+/* ---- parameters.c ---- */
+/* Lists the parameters the settings ask for. configs [layers] are the layers' resolved mixers. */
+blurry_status parameters_list(blurry_model *model, const mixer_config *configs);
+blurry_status parameters_allocate(blurry_model *model, int training);
+blurry_status parameters_initialise(blurry_model *model, uint64_t seed);
+void parameters_release(blurry_model *model);
+/* Memory of parameter `place`, and of its gradient; NULL for MODEL_NONE. */
+void *parameter_data(const blurry_model *model, int64_t place);
+void *parameter_gradient(const blurry_model *model, int64_t place);
+
+/* ---- model.c: models on a given device, for tests and generators ---- */
+blurry_status model_create_on(blurry_model **model, const struct settings *s, int training,
+                              const device_options *options);
+
+/* ---- network.c: memory of one network ---- */
+/* Takes the configurations over. capacity: the tokens a carried state may hold; 0: nothing is carried. */
+blurry_status network_create(network *net, blurry_model *model, mixer_config *configs, int64_t batch,
+                             int64_t length, int keep, int64_t capacity);
+void network_release(network *net);
+/* The layers' mixers as the settings name them. *configs [layers] is freed with network_configs_free. */
+blurry_status network_configs(const struct settings *s, mixer_config **configs);
+void network_configs_free(mixer_config *configs, int64_t layers);
+
+/* ---- block.c: passes over B sequences of L tokens, at most the network's ---- */
+/* ids are on the device already. Writes net->hidden [B L, d]. dropout 0: none. */
+blurry_status network_forward(network *net, int64_t B, int64_t L, double dropout);
+/* From net->hidden's gradient in net->d_normed to all parameters' gradients. */
+void network_backward(network *net, int64_t B, int64_t L, double dropout);
+
+/* ---- lm.c ---- */
+/* The weight of the output head: its own, or the embedding's. */
+int64_t model_head(const blurry_model *model);
+
+#endif

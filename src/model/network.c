@@ -1,0 +1,228 @@
+/* Memory of a network, all of it decided here: one block holds what lives from forward to backward ("saved")
+ * and what one layer needs at a time ("work"); carried states have a block of their own. The layout is walked
+ * twice: once to measure, once to hand out pointers. */
+#include "model/model.h"
+
+#include "base/memory.h"
+#include "base/sizes.h"
+#include "base/status.h"
+#include "mixers/parts.h"
+
+#include <string.h>
+
+enum { LOGITS_AT_ONCE = 1 << 21 }; /* elements of logits handed out at once, at least one row */
+
+blurry_status network_configs(const struct settings *s, mixer_config **configs)
+{
+    void *memory;
+    STATUS_TRY(memory_alloc(&memory, (size_t)s->layers, sizeof **configs, "layers"));
+    *configs = memory;
+    for (int64_t layer = 0; layer < s->layers; layer++) {
+        char name[SETTINGS_TEXT];
+        blurry_status status = settings_name_at("mixer", s->mixer, s->layers, layer, name, sizeof name);
+        if (status == BLURRY_OK) status = mixer_config_init(&(*configs)[layer], s, name);
+        if (status == BLURRY_OK) continue;
+        network_configs_free(*configs, s->layers);
+        *configs = NULL;
+        return status;
+    }
+    return BLURRY_OK;
+}
+
+void network_configs_free(mixer_config *configs, int64_t layers)
+{
+    for (int64_t layer = 0; configs && layer < layers; layer++) mixer_config_release(&configs[layer]);
+    memory_free(configs);
+}
+
+/* ---- layers: parameters and plans ---- */
+static blurry_status prepare_layer(network *net, int64_t index, mixer_config *config)
+{
+    const model_layer_places *at = &net->model->places.layer[index];
+    mixer_layer *own = &net->layers[index].mixer;
+    mixer_layer_init(own, config, net->dev, net->batch, net->length, net->capacity);
+    for (int i = 0; i < MIXER_PARAMETER_COUNT; i++) {
+        own->parameter[i] = parameter_data(net->model, at->mixer[i]);
+        own->gradient[i] = parameter_gradient(net->model, at->mixer[i]);
+    }
+    blurry_status status = mixer_layer_prepare(own);
+    return status == BLURRY_OK ? BLURRY_OK : status_context(status, "layer %lld", (long long)index);
+}
+
+/* ---- layout ---- */
+typedef struct network_plan {
+    network *net;
+    mixer_cursor saved, work;
+    size_t scratch;
+} network_plan;
+
+static void *take(network_plan *m, mixer_cursor *cursor, int64_t rows, int64_t width)
+{
+    return mixer_take_bytes(cursor, size_mul(size_of(rows, (size_t)width), m->net->dev->element));
+}
+
+/* One layer's saved tensors. Without `keep` every layer starts at the same place and the stream is updated in
+ * place. */
+static void lay_layer(network_plan *m, int64_t index, int64_t rows, size_t *mixer_work)
+{
+    network *net = m->net;
+    network_layer *layer = &net->layers[index];
+    int64_t d = net->model->width, F = net->model->hidden;
+    int norms = net->keep, layernorm = net->model->settings.norm == SETTINGS_norm_layernorm;
+    int mlp = net->model->settings.mlp;
+    mixer_sizes need;
+    mixer_layer_sizes(&layer->mixer, net->keep, &need);
+    if (need.work > *mixer_work) *mixer_work = need.work;
+    if (need.scratch > m->scratch) m->scratch = need.scratch;
+    void *before = index ? net->layers[index - 1].output : net->input;
+    layer->saved = mixer_take_bytes(&m->saved, need.saved);
+    layer->rstd1 = norms ? take(m, &m->saved, rows, 1) : NULL;
+    layer->mean1 = norms && layernorm ? take(m, &m->saved, rows, 1) : NULL;
+    layer->middle = net->keep ? take(m, &m->saved, rows, d) : before;
+    layer->output = layer->middle;
+    if (mlp == SETTINGS_mlp_none) return;
+    layer->rstd2 = norms ? take(m, &m->saved, rows, 1) : NULL;
+    layer->mean2 = norms && layernorm ? take(m, &m->saved, rows, 1) : NULL;
+    layer->gate = mlp == SETTINGS_mlp_swiglu ? take(m, &m->saved, rows, F) : NULL;
+    layer->up = take(m, &m->saved, rows, F);
+    layer->output = net->keep ? take(m, &m->saved, rows, d) : layer->middle;
+}
+
+static void lay_saved(network_plan *m, size_t *mixer_work)
+{
+    network *net = m->net;
+    int64_t rows = net->batch * net->length, d = net->model->width;
+    int layernorm = net->model->settings.norm == SETTINGS_norm_layernorm;
+    net->input = take(m, &m->saved, rows, d);
+    net->rstd = net->keep ? take(m, &m->saved, rows, 1) : NULL;
+    net->mean = net->keep && layernorm ? take(m, &m->saved, rows, 1) : NULL;
+    net->hidden = take(m, &m->saved, rows, d);
+    size_t start = m->saved.used, end = start;
+    for (int64_t i = 0; i < net->model->layers; i++) {
+        if (!net->keep) m->saved.used = start;
+        lay_layer(m, i, rows, mixer_work);
+        if (m->saved.used > end) end = m->saved.used;
+    }
+    m->saved.used = end;
+}
+
+static void lay_work(network_plan *m, size_t mixer_work)
+{
+    network *net = m->net;
+    const blurry_model *model = net->model;
+    int64_t rows = net->batch * net->length, d = model->width, F = model->hidden;
+    net->normed = take(m, &m->work, rows, d);
+    if (net->keep) {
+        net->d_normed = take(m, &m->work, rows, d);
+        net->d_stream = take(m, &m->work, rows, d);
+    }
+    net->log_prob = take(m, &m->work, rows, 1);
+    net->argmax = mixer_take_bytes(&m->work, (size_t)rows * sizeof(int32_t));
+    net->ids = mixer_take_bytes(&m->work, (size_t)rows * sizeof(int32_t));
+    net->rows = mixer_take_bytes(&m->work, (size_t)rows * sizeof(int64_t));
+    net->targets = mixer_take_bytes(&m->work, (size_t)rows * sizeof(int32_t));
+    net->key = mixer_take_bytes(&m->work, 2 * sizeof(uint64_t));
+    net->scale = mixer_take_bytes(&m->work, sizeof(double));
+    net->nonfinite = mixer_take_bytes(&m->work, sizeof(int64_t));
+    net->position = mixer_take_bytes(&m->work, (size_t)net->batch * sizeof(int64_t));
+    net->logits = take(m, &m->work, net->block, model->vocab);
+    /* The mixer's and the MLP's scratch are never needed at the same time. */
+    size_t start = m->work.used, end;
+    net->mixer_work = mixer_take_bytes(&m->work, mixer_work);
+    end = m->work.used;
+    m->work.used = start;
+    if (F) net->activated = take(m, &m->work, rows, F);
+    if (F && net->keep) net->d_activated = take(m, &m->work, rows, F);
+    if (F && net->keep) net->d_gate = take(m, &m->work, rows, F);
+    if (m->work.used < end) m->work.used = end;
+}
+
+static network_plan lay_out(network *net, char *memory, size_t saved_bytes)
+{
+    network_plan m = {.net = net, .saved = {memory, 0}, .work = {memory ? memory + saved_bytes : NULL, 0}};
+    size_t mixer_work = 0;
+    lay_saved(&m, &mixer_work);
+    lay_work(&m, mixer_work);
+    kernel_sizes need = {0};
+    net->dev->ops->xent_sizes(&net->dev->run,
+                              &(xent_args){.labels = net->batch * net->length,
+                                           .n_hidden = net->batch * net->length,
+                                           .width = net->model->width,
+                                           .vocab = net->model->vocab},
+                              &need);
+    if (need.scratch > m.scratch) m.scratch = need.scratch;
+    return m;
+}
+
+/* ---- carried states ---- */
+static blurry_status allocate_states(network *net)
+{
+    mixer_cursor cursor = {NULL, 0};
+    for (int pass = 0; pass < 2; pass++) {
+        cursor.used = 0;
+        for (int64_t i = 0; i < net->model->layers; i++) {
+            mixer_sizes need;
+            mixer_layer_sizes(&net->layers[i].mixer, 0, &need);
+            net->layers[i].state = mixer_take_bytes(&cursor, need.state);
+        }
+        if (pass) break;
+        net->state_bytes = cursor.used;
+        STATUS_TRY(device_alloc(net->dev, cursor.used, &net->states));
+        cursor.base = net->states;
+    }
+    return BLURRY_OK;
+}
+
+static blurry_status allocate(network *net)
+{
+    int64_t vocab = net->model->vocab, rows = net->batch * net->length;
+    net->block = LOGITS_AT_ONCE / vocab > 0 ? LOGITS_AT_ONCE / vocab : 1;
+    if (net->block > rows) net->block = rows;
+    network_plan m = lay_out(net, NULL, 0);
+    size_t total = size_add(m.saved.used, m.work.used);
+    if (total > SIZE_MAX / 2 || m.scratch > SIZE_MAX / 2)
+        return status_fail(BLURRY_E_MEMORY, "batch %lld times length %lld does not fit in memory",
+                           (long long)net->batch, (long long)net->length);
+    net->saved_bytes = m.saved.used;
+    net->work_bytes = m.work.used;
+    STATUS_TRY(device_alloc(net->dev, total, &net->memory));
+    lay_out(net, net->memory, net->saved_bytes);
+    STATUS_TRY(device_reserve(net->dev, m.scratch));
+    STATUS_TRY(memory_alloc(&net->host, (size_t)net->block * (size_t)vocab, sizeof(double), "logits"));
+    return net->carries ? allocate_states(net) : BLURRY_OK;
+}
+
+blurry_status network_create(network *net, blurry_model *model, mixer_config *configs, int64_t batch,
+                             int64_t length, int keep, int64_t capacity)
+{
+    void *memory;
+    *net = (network){.model = model,
+                     .dev = model->dev,
+                     .batch = batch,
+                     .length = length,
+                     .capacity = capacity,
+                     .keep = keep,
+                     .carries = capacity > 0};
+    if ((double)batch * (double)length * (double)(model->width + model->hidden + model->vocab) > 1e17)
+        return status_fail(BLURRY_E_MEMORY, "batch %lld times length %lld does not fit in memory",
+                           (long long)batch, (long long)length);
+    STATUS_TRY(memory_alloc(&memory, (size_t)model->layers, sizeof *net->layers, "layers"));
+    net->layers = memory;
+    blurry_status status = BLURRY_OK;
+    for (int64_t i = 0; i < model->layers && status == BLURRY_OK; i++)
+        status = prepare_layer(net, i, &configs[i]);
+    if (status == BLURRY_OK) status = allocate(net);
+    if (status != BLURRY_OK) network_release(net);
+    return status;
+}
+
+void network_release(network *net)
+{
+    for (int64_t i = 0; net->layers && i < net->model->layers; i++)
+        mixer_layer_release(&net->layers[i].mixer);
+    memory_free(net->layers);
+    memory_free(net->host);
+    if (net->memory) device_free(net->dev, net->memory);
+    if (net->states) device_free(net->dev, net->states);
+    memset(net, 0, sizeof *net);
+}

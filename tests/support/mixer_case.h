@@ -1,0 +1,51 @@
+/* One mixer on one device with its memory, for tests: settings in, tensors as double in and out. */
+#ifndef BLURRY_TEST_MIXER_CASE_H
+#define BLURRY_TEST_MIXER_CASE_H
+#include "mixers/mixer.h"
+
+typedef struct mixer_case {
+    device *dev;
+    mixer_layer layer;
+    mixer_parameter_list list;
+    mixer_sizes sizes;
+    void *saved, *work, *state;
+    int64_t *position;
+} mixer_case;
+
+typedef enum case_device {
+    CASE_REF_F64,
+    CASE_FAST_F64,
+    CASE_REF_F32,
+    CASE_FAST_F32,
+    CASE_DEVICES
+} case_device;
+extern const char *const case_device_name[CASE_DEVICES];
+
+/* `options` is "mixer=gla heads=2 ..."; the mixer's name comes from it. Fails the test on any error. */
+void mixer_case_open(mixer_case *c, case_device kind, const char *options, int64_t batch, int64_t length,
+                     int64_t capacity);
+void mixer_case_close(mixer_case *c);
+
+void mixer_case_set(mixer_case *c, int parameter, const double *values); /* index into list */
+void mixer_case_gradient(mixer_case *c, int parameter, double *values);
+void mixer_case_zero_gradients(mixer_case *c);
+int64_t mixer_case_elements(const mixer_case *c, int parameter);
+/* Parameters of a size that makes every term matter, from `seed`. */
+void mixer_case_draw(mixer_case *c, uint64_t seed);
+
+/* x, y [batch, length, d]. */
+void mixer_case_forward(mixer_case *c, int64_t batch, int64_t length, const double *x, double *y);
+/* d_x [batch, length, d]; adds to the parameters' gradients. */
+void mixer_case_backward(mixer_case *c, int64_t batch, int64_t length, const double *x, const double *d_y,
+                         double *d_x);
+/* Starts empty states; then each call continues. x [batch, length, d] for the whole layer's batch. */
+void mixer_case_start(mixer_case *c);
+void mixer_case_continue(mixer_case *c, int64_t length, const double *x, double *y);
+
+/* Largest |a - b| divided by the largest |b|. */
+double relative_error(const double *a, const double *b, int64_t count);
+/* Settings from words "key=value ..."; to be freed with blurry_settings_destroy. */
+blurry_settings *settings_from(const char *options);
+double *draw_normal(int64_t count, uint64_t seed); /* malloc'ed standard normal numbers */
+
+#endif
