@@ -88,29 +88,38 @@ blurry_status blurry_task_hash(const blurry_task *task, char hex[65])
 
 /* ---- writing ---- */
 
-/* Allocates a split's arrays for N samples, with room for the most labels there can be. */
-static blurry_status allocate(datafile_split *d, const blurry_task *task, int64_t samples)
+static const size_t FILE_LIMIT = (size_t)1 << 40; /* a file is made in memory first */
+
+/* Allocates a split's arrays for N samples, with room for the longest and the most labels there can be. */
+static blurry_status allocate(datafile_split *d, const blurry_task *task, blurry_split split)
 {
-    size_t tokens, rows;
-    d->samples = samples;
-    if (!memory_mul((size_t)samples, (size_t)d->length, &tokens) ||
-        !memory_mul((size_t)samples, (size_t)task->info.max_labels, &rows))
-        return status_fail(BLURRY_E_MEMORY, "samples are %lld: too many for one file", (long long)samples);
-    STATUS_TRY(memory_alloc((void **)&d->row_offsets, (size_t)samples + 1, 8, "data file"));
-    STATUS_TRY(memory_alloc((void **)&d->lengths, (size_t)samples, 8, "data file"));
-    STATUS_TRY(memory_alloc((void **)&d->tokens, tokens, 4, "data file"));
-    STATUS_TRY(memory_alloc((void **)&d->positions, rows, 4, "data file"));
-    STATUS_TRY(memory_alloc((void **)&d->labels, rows, 4, "data file"));
+    size_t samples = (size_t)task->info.samples[split], bytes;
+    size_t tokens = (size_t)task->info.length, rows = (size_t)task->info.max_labels;
+    if (!memory_mul(samples, 16 + 4 * tokens + 16 * rows, &bytes) || bytes > FILE_LIMIT)
+        return status_fail(
+            BLURRY_E_INVALID,
+            "%s samples are %zu: a file of them takes more than 1 TiB; use fewer, or leave them to be "
+            "made on the fly",
+            blurry_split_name(split), samples);
+    d->samples = task->info.samples[split];
+    STATUS_TRY(memory_alloc((void **)&d->row_offsets, samples + 1, 8, "data file"));
+    STATUS_TRY(memory_alloc((void **)&d->lengths, samples, 8, "data file"));
+    for (int64_t i = 0; i < d->samples; i++) {
+        d->lengths[i] = task->source->length_of(task->self, split, i);
+        if (d->lengths[i] > d->length) d->length = d->lengths[i];
+    }
+    STATUS_TRY(memory_alloc((void **)&d->tokens, samples * (size_t)d->length, 4, "data file"));
+    STATUS_TRY(memory_alloc((void **)&d->positions, samples * rows, 4, "data file"));
+    STATUS_TRY(memory_alloc((void **)&d->labels, samples * rows, 4, "data file"));
     if (!task->info.has_legal) return BLURRY_OK;
-    STATUS_TRY(memory_alloc((void **)&d->legal, rows, 4, "data file"));
-    return memory_alloc((void **)&d->states, rows, 4, "data file");
+    STATUS_TRY(memory_alloc((void **)&d->legal, samples * rows, 4, "data file"));
+    return memory_alloc((void **)&d->states, samples * rows, 4, "data file");
 }
 
 /* Adds the one sample in `s` as number i. */
 static void append(datafile_split *d, int64_t i, const blurry_samples *s)
 {
     size_t rows = (size_t)s->row_count;
-    d->lengths[i] = s->lengths[0];
     memcpy(d->tokens + i * d->length, s->tokens, (size_t)s->lengths[0] * sizeof *s->tokens);
     for (size_t r = 0; r < rows; r++) d->positions[d->rows + (int64_t)r] = (int32_t)s->rows[r];
     memcpy(d->labels + d->rows, s->labels, rows * sizeof *s->labels);
@@ -123,13 +132,8 @@ static void append(datafile_split *d, int64_t i, const blurry_samples *s)
 static blurry_status collect(datafile_split *d, const blurry_task *task, blurry_split split,
                              blurry_samples *one)
 {
-    int64_t samples = task->info.samples[split];
-    for (int64_t i = 0; i < samples; i++) {
-        int64_t length = task->source->length_of(task->self, split, i);
-        if (length > d->length) d->length = length;
-    }
-    STATUS_TRY(allocate(d, task, samples));
-    for (int64_t i = 0; i < samples; i++) {
+    STATUS_TRY(allocate(d, task, split));
+    for (int64_t i = 0; i < d->samples; i++) {
         STATUS_TRY(blurry_task_fill(task, split, &i, 1, 0, one));
         append(d, i, one);
     }
