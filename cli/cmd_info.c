@@ -59,14 +59,6 @@ static void totals(const blurry_checkpoint *file, int64_t *elements, size_t *byt
     }
 }
 
-static int is_setting(const char *key)
-{
-    blurry_setting_info info;
-    for (size_t i = 0; i < blurry_settings_count(); i++)
-        if (blurry_settings_describe(i, &info) == BLURRY_OK && !strcmp(info.name, key)) return 1;
-    return 0;
-}
-
 static void print_pair(const char *key, const char *value)
 {
     printf("  ");
@@ -77,27 +69,58 @@ static void print_pair(const char *key, const char *value)
     printf("\n");
 }
 
-/* The options the file names, group by group, in the order of the help. */
-static void print_configuration(const blurry_checkpoint *file)
+/* ---- configuration: the metadata entry "settings" holds the options as YAML ---- */
+
+/* The settings the file was written with, NULL where it names none or this version cannot read them. */
+static blurry_settings *read_settings(const blurry_checkpoint *file)
 {
-    const char *group = "";
+    const char *text = blurry_checkpoint_metadata(file, "settings");
+    blurry_settings *settings = NULL;
+    if (!text || blurry_settings_create(&settings) != BLURRY_OK) return NULL;
+    if (blurry_settings_parse_yaml(settings, text, strlen(text), "settings") != BLURRY_OK)
+        blurry_settings_destroy(&settings);
+    return settings;
+}
+
+/* Whether the text has a line that sets `key`: a file may hold a part of the options. */
+static int sets(const char *yaml, const char *key)
+{
+    size_t n = strlen(key);
+    for (const char *line = yaml; line; line = strchr(line, '\n') ? strchr(line, '\n') + 1 : NULL)
+        if (!strncmp(line, key, n) && line[n] == ':') return 1;
+    return 0;
+}
+
+/* Calls `each` for every option the file sets, in the order of the help. */
+static void walk_settings(const blurry_checkpoint *file, const blurry_settings *settings,
+                          void (*each)(const blurry_setting_info *info, const char *value, void *context),
+                          void *context)
+{
+    const char *yaml = blurry_checkpoint_metadata(file, "settings");
     for (size_t i = 0; i < blurry_settings_count(); i++) {
         blurry_setting_info info;
-        if (blurry_settings_describe(i, &info) != BLURRY_OK) continue;
-        const char *value = blurry_checkpoint_metadata(file, info.name);
-        if (!value) continue;
-        if (strcmp(group, info.group)) printf("\n%s settings\n", info.group);
-        group = info.group;
-        print_pair(info.name, value);
+        char value[1024];
+        if (blurry_settings_describe(i, &info) == BLURRY_OK && sets(yaml, info.name) &&
+            blurry_settings_get(settings, info.name, value, sizeof value) == BLURRY_OK)
+            each(&info, value, context);
     }
 }
 
-static void print_metadata(const blurry_checkpoint *file)
+static void print_setting(const blurry_setting_info *info, const char *value, void *context)
+{
+    const char **group = context;
+    if (!*group || strcmp(*group, info->group)) printf("\n%s settings\n", info->group);
+    *group = info->group;
+    print_pair(info->name, value);
+}
+
+static void print_metadata(const blurry_checkpoint *file, int settings_shown)
 {
     int titled = 0;
     for (size_t i = 0; i < blurry_checkpoint_metadata_count(file); i++) {
         const char *key, *value;
-        if (blurry_checkpoint_metadata_at(file, i, &key, &value) != BLURRY_OK || is_setting(key)) continue;
+        if (blurry_checkpoint_metadata_at(file, i, &key, &value) != BLURRY_OK) continue;
+        if (settings_shown && !strcmp(key, "settings")) continue;
         if (!titled) printf("\nmetadata\n");
         titled = 1;
         print_pair(key, value);
@@ -128,8 +151,11 @@ static void print_readably(const blurry_checkpoint *file, const char *path)
     totals(file, &elements, &bytes);
     printf("%s\n  %zu tensors, %s parameters, %s bytes of data\n", path, blurry_checkpoint_tensor_count(file),
            with_commas(elements, number), with_commas((int64_t)bytes, size));
-    print_configuration(file);
-    print_metadata(file);
+    blurry_settings *settings = read_settings(file);
+    const char *group = NULL;
+    if (settings) walk_settings(file, settings, print_setting, &group);
+    print_metadata(file, settings != NULL);
+    blurry_settings_destroy(&settings);
     print_tensors(file);
 }
 
@@ -141,13 +167,21 @@ static json_t *tensor_json(const blurry_tensor *t)
                      "elements", (json_int_t)t->elements, "bytes", (json_int_t)t->bytes);
 }
 
+static void add_setting(const blurry_setting_info *info, const char *value, void *context)
+{
+    json_object_set_new(context, info->name, json_string(value));
+}
+
 static int print_json(const blurry_checkpoint *file, const char *path)
 {
     int64_t elements;
     size_t bytes;
     blurry_tensor t;
     const char *key, *value;
-    json_t *tensors = json_array(), *metadata = json_object();
+    json_t *tensors = json_array(), *metadata = json_object(), *options = NULL;
+    blurry_settings *settings = read_settings(file);
+    if (settings) walk_settings(file, settings, add_setting, options = json_object());
+    blurry_settings_destroy(&settings);
     totals(file, &elements, &bytes);
     for (size_t i = 0; i < blurry_checkpoint_tensor_count(file); i++)
         if (blurry_checkpoint_tensor(file, i, &t) == BLURRY_OK)
@@ -155,10 +189,10 @@ static int print_json(const blurry_checkpoint *file, const char *path)
     for (size_t i = 0; i < blurry_checkpoint_metadata_count(file); i++)
         if (blurry_checkpoint_metadata_at(file, i, &key, &value) == BLURRY_OK)
             json_object_set_new(metadata, key, json_string(value));
-    /* A path need not be UTF-8; then it is left out. */
-    json_t *all =
-        json_pack("{s:o*, s:I, s:I, s:o, s:o}", "file", json_string(path), "parameters", (json_int_t)elements,
-                  "bytes", (json_int_t)bytes, "metadata", metadata, "tensors", tensors);
+    /* A path need not be UTF-8; then it is left out, as are settings where there are none. */
+    json_t *all = json_pack("{s:o*, s:I, s:I, s:o*, s:o, s:o}", "file", json_string(path), "parameters",
+                            (json_int_t)elements, "bytes", (json_int_t)bytes, "settings", options, "metadata",
+                            metadata, "tensors", tensors);
     int written = all && json_dumpf(all, stdout, JSON_INDENT(2)) == 0;
     json_decref(all);
     if (!written) {

@@ -1,7 +1,7 @@
 /* The program's options: one object holding all of them, set by name from text, YAML or a checkpoint.
  *
  * Every option has a type, a range and a default and is checked when it is set; a refused value leaves the
- * object as it was. `blurry help settings` and blurry_settings_describe list them. */
+ * object as it was. `blurry train --help` and blurry_settings_describe list them. */
 #ifndef BLURRY_SETTINGS_H
 #define BLURRY_SETTINGS_H
 #include "blurry/status.h"

@@ -2,7 +2,7 @@
 
 setup() {
   folder=$(mktemp -d)
-  header='{"__metadata__":{"mixer":"blurry","modes":"16","note":"a\u001b[31mb\nc"},"embed.weight":{"dtype":"F32","shape":[300,5],"data_offsets":[0,6000]},"norm.weight":{"dtype":"F32","shape":[5],"data_offsets":[6000,6020]}}'
+  header='{"__metadata__":{"settings":"mixer: blurry\nmodes: 16\nfile: \"a b\"\n","step":"12","note":"a\u001b[31mb\nc"},"embed.weight":{"dtype":"F32","shape":[300,5],"data_offsets":[0,6000]},"norm.weight":{"dtype":"F32","shape":[5],"data_offsets":[6000,6020]}}'
   make_file "$folder/model.safetensors" "$header" 6020
 }
 
@@ -21,6 +21,9 @@ make_file() {
   run "$BLURRY" info "$folder/model.safetensors"
   [ "$status" -eq 0 ]
   [[ $output == *"2 tensors, 1,505 parameters, 6,020 bytes of data"* ]]
+  [[ $output =~ "task settings"[[:space:]]+file[[:space:]]+"a b" ]]
+  [[ $output != *"lr  "* ]]
+  [[ $output =~ "metadata"[[:space:]]+step[[:space:]]+12 ]]
   [[ $output =~ "model settings"[[:space:]]+mixer[[:space:]]+blurry ]]
   [[ $output =~ "mixer settings"[[:space:]]+modes[[:space:]]+16 ]]
   [[ $output =~ embed.weight[[:space:]]+F32[[:space:]]+"[300, 5]"[[:space:]]+1,500 ]]
@@ -33,10 +36,18 @@ make_file() {
   tr -d ' \n' <"$folder/out.json" >"$folder/flat"
   grep -q '"parameters":1505,"bytes":6020' "$folder/flat"
   grep -q '"name":"embed.weight","dtype":"F32","shape":\[300,5\],"elements":1500,"bytes":6000' "$folder/flat"
-  grep -q '"mixer":"blurry"' "$folder/flat"
+  grep -q '"settings":{"mixer":"blurry","modes":"16","file":"ab"}' "$folder/flat"
+  grep -q '"step":"12"' "$folder/flat"
 }
 
-@test "an empty file set of tensors is fine" {
+@test "settings this version cannot read are shown as they are" {
+  make_file "$folder/newer.safetensors" '{"__metadata__":{"settings":"novel: 3\n"}}' 0
+  run "$BLURRY" info "$folder/newer.safetensors"
+  [ "$status" -eq 0 ]
+  [[ $output == *'settings         novel: 3\n'* ]]
+}
+
+@test "a file without tensors is fine" {
   make_file "$folder/empty.safetensors" '{}' 0
   run "$BLURRY" info "$folder/empty.safetensors"
   [ "$status" -eq 0 ]
