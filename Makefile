@@ -5,7 +5,7 @@ JOBS   ?= $(shell nproc)
 BUILD_TYPE ?= Release
 CMAKE_ARGS ?=
 
-.PHONY: all configure deps test demo bench install asan tsan format check-format check-layers clean
+.PHONY: all configure deps test demo bench install bundle asan tsan format check-format check-layers clean
 
 all: configure
 	@cmake --build $(BUILD) -j $(JOBS)
@@ -32,6 +32,10 @@ bench: all
 
 install: all
 	@cmake --install $(BUILD) --prefix $(PREFIX)
+
+# A folder with programs, tests and libraries for a machine where nothing can be installed.
+bundle: all
+	@scripts/bundle $(BUILD) dist/bundle
 
 # Sanitizer builds keep their own folders; `make asan` and `make tsan` build and run all tests there.
 asan:
