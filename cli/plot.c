@@ -65,8 +65,9 @@ static void write_preamble(FILE *to, const plot *p, plot_format format, plot_the
                 "pointscale 2 background rgb paper\n",
                 2 * p->width, 2 * p->height);
     else
-        fprintf(to, "set terminal svg size %d,%d dynamic enhanced font \"" PLOT_SVG_FONT ",12\"%s\n",
-                p->width, p->height, format == PLOT_SVG ? " background rgb paper" : "");
+        fprintf(to, "set terminal svg size %d,%d dynamic enhanced font \"" PLOT_SVG_FONT ",%d\"%s\n",
+                p->width, p->height, format == PLOT_SVG ? 12 : 13,
+                format == PLOT_SVG ? " background rgb paper" : "");
     fprintf(to, "set output \"%s\"\n", file);
     fprintf(to,
             "set border 3 lc rgb soft lw 0.8\nset tics nomirror out scale 0.5 textcolor rgb soft\n"

@@ -234,18 +234,36 @@ static embed_args embedding(const block_pass *p, double dropout)
                         .d_position_weight = parameter_gradient(net->model, at->position)};
 }
 
+/* Embeds the tokens and runs the first `layers` blocks. */
+static blurry_status run_blocks(const block_pass *p, int64_t layers, double dropout)
+{
+    network *net = p->net;
+    embed_args embed = embedding(p, dropout);
+    for (int64_t i = 0; i < net->model->layers; i++) STATUS_TRY(mixer_layer_refresh(&net->layers[i].mixer));
+    net->dev->ops->embed_forward(&net->dev->run, &embed);
+    for (int64_t i = 0; i < layers; i++) {
+        mixer_branch_forward(p, i);
+        if (net->model->hidden) mlp_forward(p, i);
+    }
+    return BLURRY_OK;
+}
+
 blurry_status network_forward(network *net, int64_t B, int64_t L, double dropout)
 {
     block_pass p = {net, B, L, B * L};
-    embed_args embed = embedding(&p, dropout);
     norm_args last = final_norm(&p);
-    for (int64_t i = 0; i < net->model->layers; i++) STATUS_TRY(mixer_layer_refresh(&net->layers[i].mixer));
-    net->dev->ops->embed_forward(&net->dev->run, &embed);
-    for (int64_t i = 0; i < net->model->layers; i++) {
-        mixer_branch_forward(&p, i);
-        if (net->model->hidden) mlp_forward(&p, i);
-    }
+    STATUS_TRY(run_blocks(&p, net->model->layers, dropout));
     norm_forward(&p, &last);
+    return BLURRY_OK;
+}
+
+blurry_status network_forward_to(network *net, int64_t B, int64_t L, int64_t layer, mixer_pass *pass)
+{
+    block_pass p = {net, B, L, B * L};
+    STATUS_TRY(run_blocks(&p, layer, 0));
+    norm_args norm = norm1_of(&p, layer, block_input(net, layer));
+    norm_forward(&p, &norm);
+    *pass = mixer_of(&p, layer);
     return BLURRY_OK;
 }
 

@@ -36,7 +36,7 @@ static blurry_status check_rows(const blurry_batch *b)
     return BLURRY_OK;
 }
 
-static blurry_status check_batch(const blurry_model *model, const blurry_batch *b)
+blurry_status model_check_batch(const blurry_model *model, const blurry_batch *b)
 {
     if (!model) return status_fail(BLURRY_E_INVALID, "model is NULL");
     if (!b) return status_fail(BLURRY_E_INVALID, "batch is NULL");
@@ -136,7 +136,7 @@ static blurry_status collect_logits(network *net, int64_t from, int64_t count, b
 blurry_status blurry_model_evaluate(blurry_model *model, const blurry_batch *batch, blurry_outputs *outputs)
 {
     blurry_outputs none = {0}, *out = outputs ? outputs : &none;
-    STATUS_TRY(check_batch(model, batch));
+    STATUS_TRY(model_check_batch(model, batch));
     network *net = &model->net;
     int64_t rows = batch->sequences * batch->length;
     int with_logits = out->logits || out->probabilities;
@@ -168,7 +168,7 @@ blurry_status blurry_model_gradient(blurry_model *model, const blurry_batch *bat
                                     uint64_t draw, blurry_outputs *outputs)
 {
     blurry_outputs none = {0}, *out = outputs ? outputs : &none;
-    STATUS_TRY(check_batch(model, batch));
+    STATUS_TRY(model_check_batch(model, batch));
     if (!model->gradient)
         return status_fail(BLURRY_E_INVALID,
                            "the model was made without training: create it with training = 1");

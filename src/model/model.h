@@ -113,11 +113,15 @@ void network_configs_free(mixer_config *configs, int64_t layers);
 /* ---- block.c: passes over B sequences of L tokens, at most the network's ---- */
 /* ids are on the device already. Writes net->hidden [B L, d]. dropout 0: none. */
 blurry_status network_forward(network *net, int64_t B, int64_t L, double dropout);
+/* The same up to the input of one layer's mixer: `pass` is what its forward would be called with. */
+blurry_status network_forward_to(network *net, int64_t B, int64_t L, int64_t layer, mixer_pass *pass);
 /* From net->hidden's gradient in net->d_normed to all parameters' gradients. */
 void network_backward(network *net, int64_t B, int64_t L, double dropout);
 
 /* ---- lm.c ---- */
 /* The weight of the output head: its own, or the embedding's. */
 int64_t model_head(const blurry_model *model);
+/* Refuses what the model cannot take, before anything is computed. */
+blurry_status model_check_batch(const blurry_model *model, const blurry_batch *batch);
 
 #endif
