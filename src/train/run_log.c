@@ -7,6 +7,7 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -25,14 +26,41 @@ blurry_status run_log_open(run_log *log, const char *path)
     return BLURRY_OK;
 }
 
-blurry_status run_log_truncate(run_log *log, int64_t bytes)
+static blurry_status cut(run_log *log, int64_t bytes)
 {
-    if (bytes >= log->bytes) return BLURRY_OK;
+    if (bytes == log->bytes) return BLURRY_OK;
     if (ftruncate(log->fd, bytes) != 0)
         return status_fail(BLURRY_E_IO, "log.jsonl: cannot shorten to %lld bytes: %s", (long long)bytes,
                            strerror(errno));
     log->bytes = bytes;
     return BLURRY_OK;
+}
+
+/* Whether a line stays when the run goes on from `step`. */
+static int line_stays(const char *line, size_t length, int64_t step, int ended)
+{
+    json_t *object = json_loadb(line, length, 0, NULL);
+    json_t *at = json_object_get(object, "step");
+    const char *event = json_string_value(json_object_get(object, "event"));
+    int stays =
+        json_is_integer(at) && json_integer_value(at) <= step && event && (ended || strcmp(event, "end"));
+    json_decref(object);
+    return stays;
+}
+
+blurry_status run_log_rewind(run_log *log, int64_t step, int ended)
+{
+    if (step < 0 || log->bytes == 0) return cut(log, 0);
+    char *text = mmap(NULL, (size_t)log->bytes, PROT_READ, MAP_PRIVATE, log->fd, 0);
+    if (text == MAP_FAILED) return status_fail(BLURRY_E_IO, "log.jsonl: cannot read: %s", strerror(errno));
+    size_t size = (size_t)log->bytes, kept = 0;
+    while (kept < size) {
+        const char *end = memchr(text + kept, '\n', size - kept);
+        if (!end || !line_stays(text + kept, (size_t)(end - text) - kept, step, ended)) break;
+        kept = (size_t)(end - text) + 1;
+    }
+    munmap(text, size);
+    return cut(log, (int64_t)kept);
 }
 
 static json_t *field_value(const log_field *field)

@@ -1,5 +1,5 @@
-/* log.jsonl of a run directory: one JSON object per line, appended with one write each. A checkpoint records
- * how long the log was; resuming from it cuts the log back to there, so that every step appears once. */
+/* log.jsonl of a run directory: one JSON object per line, appended with one write each. Resuming from a
+ * checkpoint cuts the log back to the checkpoint's step, so that every step appears once. */
 #ifndef BLURRY_TRAIN_RUN_LOG_H
 #define BLURRY_TRAIN_RUN_LOG_H
 #include "base/status.h"
@@ -25,8 +25,9 @@ typedef struct log_field {
 
 /* Opens or creates the log. */
 blurry_status run_log_open(run_log *log, const char *path);
-/* Cuts the log back to `bytes`; a log shorter than that (it was edited) is left as it is. */
-blurry_status run_log_truncate(run_log *log, int64_t bytes);
+/* Cuts the log before its first line that is not a whole JSON object, is of a later step than `step`, or,
+ * unless `ended`, says that the run ended. Step -1 empties it. */
+blurry_status run_log_rewind(run_log *log, int64_t step, int ended);
 /* Formats the line into a new string without newline, to be freed. */
 blurry_status run_log_format(const log_field *fields, int n, char **line);
 blurry_status run_log_append(run_log *log, const char *line);

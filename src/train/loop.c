@@ -1,0 +1,174 @@
+/* blurry_train: steps, evaluations, checkpoints and the reasons to stop, in a run directory. */
+#include "base/file.h"
+#include "train/run.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { LINES_PER_RUN = 200 }; /* of "train" in the log, where log_every is 0 */
+
+/* ---- saving and evaluating
+ * --------------------------------------------------------------------------------- */
+/* Weights that are not finite never replace a good checkpoint. */
+static blurry_status check_weights(const run *r)
+{
+    const char *tensor = blurry_model_first_nonfinite(r->trainer->model);
+    if (!tensor) return BLURRY_OK;
+    return status_fail(BLURRY_E_NUMERIC,
+                       "step %lld: first bad tensor: %s. Try a smaller lr, or a longer warmup",
+                       (long long)r->trainer->step, tensor);
+}
+
+static blurry_status save(run *r)
+{
+    if (r->saved_step == r->trainer->step && !r->state.end[0]) return BLURRY_OK;
+    STATUS_TRY(check_weights(r));
+    STATUS_TRY(run_log_sync(&r->folder.log));
+    r->state.step = r->trainer->step;
+    STATUS_TRY(checkpoint_save(r->folder.path, r->trainer, &r->state));
+    r->saved_step = r->trainer->step;
+    run_tell(r, BLURRY_EVENT_CHECKPOINT, NULL);
+    return BLURRY_OK;
+}
+
+static blurry_status save_best(run *r)
+{
+    if (!settings_values(r->trainer->settings)->keep_best) return BLURRY_OK;
+    STATUS_TRY(check_weights(r));
+    char *path = file_join(r->folder.path, CHECKPOINT_BEST);
+    if (!path) return status_fail(BLURRY_E_MEMORY, "checkpoint: out of memory for a path");
+    r->state.step = r->trainer->step;
+    blurry_status status = checkpoint_save_model(path, r->trainer, &r->state, NULL);
+    free(path);
+    return status;
+}
+
+static double watched(const run *r)
+{
+    return !strcmp(r->trainer->info.metric, "bits_per_byte") ? r->state.metrics.bits_per_byte
+                                                             : r->state.metrics.accuracy;
+}
+
+static blurry_status evaluate(run *r)
+{
+    const struct settings *s = settings_values(r->trainer->settings);
+    run_state *state = &r->state;
+    double begin = run_now();
+    STATUS_TRY(blurry_trainer_evaluate(r->trainer, "val", &state->metrics));
+    state->evaluated_step = r->trainer->step;
+    double value = watched(r);
+    int descends = r->trainer->info.metric_descends;
+    int improved = state->best_step == 0 || (descends ? value < state->best : value > state->best);
+    if (improved) {
+        state->best = value;
+        state->best_step = r->trainer->step;
+    }
+    state->unimproved = improved ? 0 : state->unimproved + 1;
+    if (s->stop_at > 0 && (descends ? value <= s->stop_at : value >= s->stop_at))
+        strcpy(state->end, "stop_at");
+    else if (s->patience > 0 && state->unimproved >= s->patience)
+        strcpy(state->end, "patience");
+    STATUS_TRY(run_report_eval(r, improved));
+    if (improved) STATUS_TRY(save_best(r));
+    r->window_start += run_now() - begin; /* tokens per second speaks of training alone */
+    return BLURRY_OK;
+}
+
+/* ---- the loop
+ * ---------------------------------------------------------------------------------------------- */
+static void measure_speed(run *r)
+{
+    double seconds = run_now() - r->window_start;
+    r->window_tokens += r->last.tokens;
+    r->tokens_per_second = (double)r->window_tokens / (seconds > 1e-9 ? seconds : 1e-9);
+    if (seconds < 2) return;
+    r->window_tokens = 0;
+    r->window_start = run_now();
+}
+
+static blurry_status loop(run *r)
+{
+    blurry_trainer *t = r->trainer;
+    while (!r->state.end[0] && !r->cancelled) {
+        STATUS_TRY(blurry_trainer_step(t, &r->last));
+        measure_speed(r);
+        STATUS_TRY(run_report_step(r));
+        int last = t->step >= t->schedule.steps;
+        if (last || t->step % r->eval_every == 0) STATUS_TRY(evaluate(r));
+        if (last && !r->state.end[0]) strcpy(r->state.end, "steps");
+        if (!r->state.end[0] && t->step % r->save_every == 0) STATUS_TRY(save(r));
+    }
+    if (r->state.end[0]) {
+        STATUS_TRY(run_report_end(r, NULL));
+        return save(r);
+    }
+    STATUS_TRY(save(r));
+    strcpy(r->state.end, "cancelled"); /* after the checkpoint: the run can be continued */
+    STATUS_TRY(run_report_end(r, NULL));
+    return status_fail(BLURRY_E_CANCELLED, "stopped at step %lld: the same command continues",
+                       (long long)t->step);
+}
+
+/* The log gets the reason, the caller the message; the directory keeps its last good checkpoint. */
+static blurry_status end_not_finite(run *r)
+{
+    char message[512];
+    snprintf(message, sizeof message, "%s", blurry_last_error());
+    strcpy(r->state.end, "non_finite");
+    blurry_status logged = run_report_end(r, message);
+    return logged == BLURRY_OK ? status_fail(BLURRY_E_NUMERIC, "%s", message) : logged;
+}
+
+static blurry_status start(run *r)
+{
+    r->started = r->window_start = run_now();
+    r->saved_step = -1;
+    r->state.best = NAN;
+    STATUS_TRY(checkpoint_fingerprint(r->trainer->settings, r->trainer->task, r->state.data));
+    if (r->folder.has_checkpoint) {
+        STATUS_TRY(checkpoint_resume(r->folder.path, r->trainer, &r->state));
+        r->saved_step = r->trainer->step;
+        r->first_step = r->trainer->step;
+        STATUS_TRY(run_log_rewind(&r->folder.log, r->trainer->step, r->state.end[0] != 0));
+        run_tell(r, BLURRY_EVENT_START, NULL);
+        return BLURRY_OK;
+    }
+    STATUS_TRY(run_log_rewind(&r->folder.log, -1, 0));
+    checkpoint_sweep(r->folder.path, NULL);
+    STATUS_TRY(run_report_start(r));
+    return save(r);
+}
+
+static void plan_intervals(run *r)
+{
+    const struct settings *s = settings_values(r->trainer->settings);
+    int64_t samples = r->trainer->info.samples[BLURRY_TRAIN], steps = r->trainer->schedule.steps;
+    r->eval_every = s->eval_every > 0 ? s->eval_every : (samples + s->batch - 1) / s->batch;
+    r->save_every = s->save_every > 0 ? s->save_every : r->eval_every;
+    r->log_every = s->log_every > 0 ? s->log_every : (steps + LINES_PER_RUN - 1) / LINES_PER_RUN;
+}
+
+blurry_status blurry_train(const blurry_settings *settings, const char *out, blurry_progress_fn progress,
+                           void *context)
+{
+    if (!settings || !out || !*out)
+        return status_fail(BLURRY_E_INVALID, "settings or out is missing: name the run directory");
+    run r = {.progress = progress, .context = context, .folder = {.lock = -1, .log = {.fd = -1}}};
+    /* The trainer first: wrong settings must fail before the directory is touched. */
+    STATUS_TRY(blurry_trainer_create(settings, &r.trainer));
+    blurry_status status = run_folder_open(&r.folder, out, settings);
+    if (status == BLURRY_OK) {
+        plan_intervals(&r);
+        status = start(&r);
+        if (status == BLURRY_OK && r.state.end[0])
+            run_tell(&r, BLURRY_EVENT_END, NULL); /* found complete */
+        else if (status == BLURRY_OK)
+            status = loop(&r);
+        if (status == BLURRY_E_NUMERIC) status = end_not_finite(&r);
+    }
+    run_folder_close(&r.folder);
+    blurry_trainer_destroy(&r.trainer);
+    return status;
+}

@@ -1,0 +1,90 @@
+/* AdamW with decay groups: see optimiser.h. */
+#include "train/optimiser.h"
+#include "base/memory.h"
+
+blurry_status optimiser_create(optimiser *o, device *dev, const blurry_model *model,
+                               const struct settings *settings)
+{
+    *o = (optimiser){.dev = dev,
+                     .tensors = blurry_model_parameter_count(model),
+                     .beta1 = settings->beta1,
+                     .beta2 = settings->beta2,
+                     .eps = settings->eps,
+                     .weight_decay = settings->weight_decay,
+                     .clip = settings->clip};
+    size_t n = (size_t)o->tensors;
+    STATUS_TRY(memory_alloc((void **)&o->parameters, n, sizeof *o->parameters, "list of parameters"));
+    STATUS_TRY(memory_alloc((void **)&o->offset, n, sizeof *o->offset, "list of parameters"));
+    for (int64_t i = 0; i < o->tensors; i++) {
+        STATUS_TRY(blurry_model_parameter(model, i, &o->parameters[i]));
+        o->offset[i] = o->elements;
+        o->elements += o->parameters[i].elements;
+    }
+    size_t bytes = (size_t)o->elements * dev->param_element;
+    STATUS_TRY(device_alloc(dev, bytes, &o->m));
+    STATUS_TRY(device_alloc(dev, bytes, &o->v));
+    return device_alloc(dev, sizeof *o->scalars, (void **)&o->scalars);
+}
+
+void optimiser_destroy(optimiser *o)
+{
+    if (!o->dev) return;
+    device_free(o->dev, o->m);
+    device_free(o->dev, o->v);
+    device_free(o->dev, o->scalars);
+    memory_free(o->parameters);
+    memory_free(o->offset);
+    *o = (optimiser){0};
+}
+
+blurry_status optimiser_measure(optimiser *o, double *norm)
+{
+    const device_ops *ops = o->dev->ops;
+    device_zero(o->dev, &o->scalars->sum_squares, sizeof o->scalars->sum_squares);
+    for (int64_t i = 0; i < o->tensors; i++)
+        ops->sum_squares(&o->dev->run, &(reduce_args){.count = o->parameters[i].elements,
+                                                      .x = o->parameters[i].gradient,
+                                                      .out = &o->scalars->sum_squares});
+    ops->clip(&o->dev->run, &(clip_args){.sum_squares = &o->scalars->sum_squares,
+                                         .average = 1,
+                                         .limit = o->clip,
+                                         .norm = &o->scalars->norm,
+                                         .scalars = &o->scalars->adamw});
+    STATUS_TRY(device_download(o->dev, norm, &o->scalars->norm, sizeof *norm));
+    return device_sync(o->dev);
+}
+
+static void *moment(const optimiser *o, void *block, int64_t tensor)
+{
+    return (char *)block + (size_t)o->offset[tensor] * o->dev->param_element;
+}
+
+blurry_status optimiser_apply(optimiser *o, int64_t step, double lr)
+{
+    optimiser_scalars now;
+    STATUS_TRY(device_download(o->dev, &now, o->scalars, sizeof now));
+    now.adamw = (adamw_scalars){.lr = lr,
+                                .beta1 = o->beta1,
+                                .beta2 = o->beta2,
+                                .eps = o->eps,
+                                .weight_decay = o->weight_decay,
+                                .step = (double)step,
+                                .grad_scale = now.adamw.grad_scale};
+    STATUS_TRY(device_upload(o->dev, o->scalars, &now, sizeof now));
+    for (int64_t i = 0; i < o->tensors; i++) {
+        const blurry_parameter *p = &o->parameters[i];
+        o->dev->ops->adamw(&o->dev->run, &(adamw_args){.count = p->elements,
+                                                       .param = p->data,
+                                                       .m = moment(o, o->m, i),
+                                                       .v = moment(o, o->v, i),
+                                                       .grad = p->gradient,
+                                                       .decay = p->decay,
+                                                       .scalars = &o->scalars->adamw});
+    }
+    return device_sync(o->dev);
+}
+
+size_t optimiser_bytes(const optimiser *o)
+{
+    return 2 * (size_t)o->elements * o->dev->param_element + sizeof *o->scalars;
+}

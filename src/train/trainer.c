@@ -1,0 +1,189 @@
+/* One training step at a time: see trainer.h. */
+#include "train/trainer.h"
+#include "base/memory.h"
+#include "model/model.h"
+#include "train/order.h"
+
+#include <math.h>
+#include <stdio.h>
+
+static blurry_status set_integer(blurry_settings *settings, const char *key, int64_t value)
+{
+    char text[32];
+    snprintf(text, sizeof text, "%lld", (long long)value);
+    return blurry_settings_set(settings, key, text);
+}
+
+blurry_status trainer_resolve(const blurry_settings *settings, const blurry_task *task,
+                              blurry_settings **resolved)
+{
+    blurry_task_info info;
+    blurry_task_describe(task, &info);
+    STATUS_TRY(blurry_settings_copy(resolved, settings));
+    blurry_status status = set_integer(*resolved, "vocab", info.vocabulary);
+    if (status == BLURRY_OK) status = set_integer(*resolved, "length", info.length);
+    if (status != BLURRY_OK) blurry_settings_destroy(resolved);
+    return status;
+}
+
+blurry_status trainer_make_model(const blurry_settings *resolved, int64_t batch, int training,
+                                 blurry_model **model)
+{
+    blurry_settings *sized = NULL;
+    STATUS_TRY(blurry_settings_copy(&sized, resolved));
+    blurry_status status = set_integer(sized, "batch", batch);
+    if (status == BLURRY_OK) status = set_integer(sized, "accumulate", 1); /* `batch` is one part already */
+    if (status == BLURRY_OK) status = blurry_model_create(model, sized, training);
+    blurry_settings_destroy(&sized);
+    return status;
+}
+
+/* Optimiser steps of the run: as set, or as many as `epochs` passes take, the last batch reaching into the
+ * next. */
+static int64_t count_steps(const struct settings *s, int64_t samples)
+{
+    if (s->steps > 0) return s->steps;
+    double places = (double)s->epochs * (double)samples;
+    if (places / (double)s->batch >= 1e15) return 0;
+    return (s->epochs * samples + s->batch - 1) / s->batch;
+}
+
+static blurry_status make_parts(blurry_trainer *t, const struct settings *s)
+{
+    t->part_size = s->batch / s->accumulate;
+    STATUS_TRY(
+        memory_alloc((void **)&t->parts, (size_t)s->accumulate, sizeof *t->parts, "list of micro-batches"));
+    STATUS_TRY(
+        memory_alloc((void **)&t->indices, (size_t)t->part_size, sizeof *t->indices, "list of samples"));
+    for (; t->part_count < s->accumulate; t->part_count++)
+        STATUS_TRY(blurry_samples_create(&t->parts[t->part_count], t->task, t->part_size));
+    return BLURRY_OK;
+}
+
+static blurry_status trainer_init(blurry_trainer *t, const blurry_settings *settings)
+{
+    const struct settings *s = settings_values(settings);
+    if (s->batch % s->accumulate)
+        return status_fail(BLURRY_E_INVALID, "accumulate is %lld: it must divide batch (%lld)",
+                           (long long)s->accumulate, (long long)s->batch);
+    STATUS_TRY(blurry_task_create(&t->task, settings));
+    blurry_task_describe(t->task, &t->info);
+    if (t->info.samples[BLURRY_TRAIN] < 1 || t->info.samples[BLURRY_VAL] < 1)
+        return status_fail(
+            BLURRY_E_INVALID, "task %s has %lld training and %lld validation samples: it needs both",
+            t->info.name, (long long)t->info.samples[BLURRY_TRAIN], (long long)t->info.samples[BLURRY_VAL]);
+    STATUS_TRY(trainer_resolve(settings, t->task, &t->settings));
+    int64_t steps = count_steps(s, t->info.samples[BLURRY_TRAIN]);
+    if (steps < 1)
+        return status_fail(BLURRY_E_INVALID, "epochs is %lld: too many steps", (long long)s->epochs);
+    STATUS_TRY(schedule_init(&t->schedule, s, steps));
+    STATUS_TRY(make_parts(t, s));
+    STATUS_TRY(trainer_make_model(t->settings, t->part_size, 1, &t->model));
+    STATUS_TRY(optimiser_create(&t->optimiser, t->model->dev, t->model, s));
+    return evaluator_create(&t->evaluator, t->task, t->part_size);
+}
+
+blurry_status blurry_trainer_create(const blurry_settings *settings, blurry_trainer **trainer)
+{
+    if (!trainer) return status_fail(BLURRY_E_INVALID, "trainer is NULL");
+    *trainer = NULL;
+    if (!settings) return status_fail(BLURRY_E_INVALID, "settings is NULL");
+    blurry_trainer *t = NULL;
+    STATUS_TRY(memory_alloc((void **)&t, 1, sizeof *t, "trainer"));
+    blurry_status status = trainer_init(t, settings);
+    if (status != BLURRY_OK) blurry_trainer_destroy(&t);
+    *trainer = t;
+    return status;
+}
+
+void blurry_trainer_destroy(blurry_trainer **trainer)
+{
+    blurry_trainer *t = trainer ? *trainer : NULL;
+    if (!t) return;
+    evaluator_destroy(&t->evaluator);
+    optimiser_destroy(&t->optimiser);
+    blurry_model_destroy(&t->model);
+    for (int64_t i = 0; i < t->part_count; i++) blurry_samples_destroy(&t->parts[i]);
+    memory_free(t->parts);
+    memory_free(t->indices);
+    blurry_settings_destroy(&t->settings);
+    blurry_task_destroy(&t->task);
+    memory_free(t);
+    *trainer = NULL;
+}
+
+/* The samples of the coming step, and how many labels they have together. */
+static blurry_status draw_samples(blurry_trainer *t, int64_t first_place, int64_t *labels, int64_t *tokens)
+{
+    uint64_t seed = (uint64_t)settings_values(t->settings)->seed;
+    *labels = *tokens = 0;
+    for (int64_t part = 0; part < t->part_count; part++) {
+        for (int64_t i = 0; i < t->part_size; i++)
+            t->indices[i] =
+                order_sample(seed, t->info.samples[BLURRY_TRAIN], first_place + part * t->part_size + i);
+        STATUS_TRY(blurry_task_fill(t->task, BLURRY_TRAIN, t->indices, t->part_size, 0, t->parts[part]));
+        *labels += t->parts[part]->row_count;
+        *tokens += t->parts[part]->count * t->parts[part]->length;
+    }
+    if (*labels == 0)
+        return status_fail(BLURRY_E_INVALID, "step %lld: no sample has a label", (long long)t->step + 1);
+    return BLURRY_OK;
+}
+
+static blurry_status not_finite(const blurry_trainer *t, const char *what, double value)
+{
+    const char *tensor = blurry_model_first_nonfinite(t->model);
+    return status_fail(BLURRY_E_NUMERIC,
+                       "step %lld: %s is %g; first bad tensor: %s. Try a smaller lr, or a longer warmup",
+                       (long long)t->step + 1, what, value, tensor ? tensor : "none (the sum overflows)");
+}
+
+blurry_status blurry_trainer_step(blurry_trainer *t, blurry_step *report)
+{
+    if (!t) return status_fail(BLURRY_E_INVALID, "trainer is NULL");
+    int64_t first_place = t->step * t->part_size * t->part_count, labels, tokens;
+    double loss = 0, norm;
+    STATUS_TRY(draw_samples(t, first_place, &labels, &tokens));
+    STATUS_TRY(blurry_model_zero_gradient(t->model));
+    for (int64_t part = 0; part < t->part_count; part++) {
+        blurry_samples *p = t->parts[part];
+        blurry_batch batch = {.sequences = p->count,
+                              .length = p->length,
+                              .tokens = p->tokens,
+                              .row_count = p->row_count,
+                              .rows = p->rows,
+                              .labels = p->labels};
+        blurry_outputs outputs = {0};
+        uint64_t draw = (uint64_t)(first_place + part * t->part_size);
+        STATUS_TRY(blurry_model_gradient(t->model, &batch, 1.0 / (double)labels, draw, &outputs));
+        loss += outputs.loss;
+        if (!isfinite(loss)) return not_finite(t, "the loss", loss);
+    }
+    STATUS_TRY(optimiser_measure(&t->optimiser, &norm));
+    if (!isfinite(norm)) return not_finite(t, "the gradient's norm", norm);
+    double lr = schedule_rate(&t->schedule, t->step);
+    STATUS_TRY(optimiser_apply(&t->optimiser, t->step + 1, lr));
+    t->step++;
+    if (report)
+        *report = (blurry_step){
+            .step = t->step, .tokens = tokens, .loss = loss / (double)labels, .lr = lr, .grad_norm = norm};
+    return BLURRY_OK;
+}
+
+blurry_status blurry_trainer_evaluate(blurry_trainer *t, const char *split, blurry_metrics *metrics)
+{
+    if (!t || !split || !metrics) return status_fail(BLURRY_E_INVALID, "trainer, split or metrics is NULL");
+    blurry_split which;
+    STATUS_TRY(blurry_split_parse(split, &which));
+    return evaluator_run(&t->evaluator, t->model, t->task, which, settings_values(t->settings)->eval_samples,
+                         metrics);
+}
+
+size_t blurry_trainer_bytes(const blurry_trainer *t)
+{
+    if (!t) return 0;
+    blurry_model_memory memory;
+    blurry_model_memory_use(t->model, &memory);
+    return memory.parameters + memory.gradients + memory.activations + memory.workspace +
+           optimiser_bytes(&t->optimiser);
+}
