@@ -12,14 +12,16 @@ static void print_help(void)
 {
     printf("usage: blurry train TASK [FILE] --out DIR [--preset NAME] [--config FILE.yaml] [--set key=value "
            "...]\n"
-           "                    [--key value ...] [--quiet]\n\n"
+           "                    [--key value ...] [--pause-at STEP] [--quiet]\n\n"
            "Trains a model and keeps configuration, log, checkpoints and the best model in DIR. The same "
            "command on the\n"
            "same DIR continues an interrupted run; a DIR with anything else in it is refused. A preset is "
            "applied first,\n"
            "then a configuration file, then single settings. On a terminal one line shows the progress, "
            "elsewhere the\n"
-           "log's JSON lines are written. Ctrl-C saves a checkpoint and stops.\n\ntasks:\n");
+           "log's JSON lines are written. Ctrl-C saves a checkpoint and stops; --pause-at does so at a given "
+           "step.\n\n"
+           "tasks:\n");
     for (int i = 0; i < blurry_task_count(); i++)
         printf("  %-15s %s\n", blurry_task_name(i), blurry_task_summary(i));
     printf("\npresets:\n");
@@ -67,7 +69,7 @@ static void print_result(const progress_view *view, const char *out)
     fputc('\n', to);
 }
 
-static int train(blurry_settings *settings, const char *out, int quiet)
+static int train(blurry_settings *settings, const char *out, long long pause_at, int quiet)
 {
     char task[1024] = "", mixer[1024] = "", title[80];
     blurry_settings_get(settings, "task", task, sizeof task);
@@ -75,10 +77,13 @@ static int train(blurry_settings *settings, const char *out, int quiet)
     snprintf(title, sizeof title, "%s %s", task, mixer);
     progress_view view;
     progress_open(&view, stdout, title, quiet);
+    view.pause_at = pause_at;
     blurry_status status = blurry_train(settings, out, progress_show, &view);
     progress_close(&view);
     /* Unreadable input is a mistake of the command line as long as the run had not begun. */
     if (!view.begun) return cli_report_input(status, "train");
+    if (status == BLURRY_E_CANCELLED && pause_at > 0 && view.last.step >= pause_at)
+        status = BLURRY_OK; /* as asked */
     if (status == BLURRY_OK && !quiet) print_result(&view, out);
     return cli_report(status, "train");
 }
@@ -89,17 +94,22 @@ int cmd_train(int argc, char **argv)
         print_help();
         return CLI_OK;
     }
-    const char *positional[2], *out = NULL;
+    const char *positional[2], *out = NULL, *pause = NULL;
+    long long pause_at = 0;
     int quiet = 0;
-    const cli_option own[] = {{.name = "--out", .value = &out}, {.name = "--quiet", .flag = &quiet}};
+    const cli_option own[] = {{.name = "--out", .value = &out},
+                              {.name = "--pause-at", .value = &pause},
+                              {.name = "--quiet", .flag = &quiet}};
     cli_line line = {
-        .verb = "train", .own = own, .own_count = 2, .positional = positional, .positional_max = 2};
+        .verb = "train", .own = own, .own_count = 3, .positional = positional, .positional_max = 2};
     blurry_status status = blurry_settings_create(&line.settings);
     if (status != BLURRY_OK) return cli_report(status, "train");
     int code = options_parse(&line, argc, argv);
     if (code == CLI_OK) code = settle_task(line.settings, positional, line.positional_count);
     if (code == CLI_OK && !out) code = options_usage("train", "--out DIR is missing");
-    if (code == CLI_OK) code = train(line.settings, out, quiet);
+    if (code == CLI_OK && pause && (!options_integer(pause, &pause_at) || pause_at < 1))
+        code = options_usage("train", "pause-at is '%s': give a step from 1 on", pause);
+    if (code == CLI_OK) code = train(line.settings, out, pause_at, quiet);
     blurry_settings_destroy(&line.settings);
     return code;
 }

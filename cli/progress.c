@@ -82,7 +82,8 @@ int progress_show(void *context, const blurry_progress *p)
     view->last.metrics = NULL;
     view->last.json = view->last.reason = NULL;
     view->begun = 1;
-    if (view->quiet) return stop_wanted;
+    int stop = stop_wanted || (view->pause_at > 0 && p->step >= view->pause_at);
+    if (view->quiet) return stop;
     if (!view->terminal) {
         if (p->json) {
             fprintf(view->to, "%s\n", p->json);
@@ -90,7 +91,7 @@ int progress_show(void *context, const blurry_progress *p)
         }
     } else if (view->have_loss && (p->event != BLURRY_EVENT_STEP || p->seconds > view->drawn_at + 0.1))
         draw(view, p);
-    return stop_wanted;
+    return stop;
 }
 
 void progress_close(progress_view *view)

@@ -7,6 +7,7 @@
 
 typedef struct progress_view {
     FILE *to;
+    long long pause_at; /* ask the run to stop at this step; 0: never */
     int quiet;          /* show nothing */
     int begun;          /* the run directory was set up or found */
     int terminal;       /* draw a line instead of writing JSON */

@@ -61,8 +61,7 @@ typedef int (*blurry_progress_fn)(void *context, const blurry_progress *progress
 BLURRY_API blurry_status blurry_train(const blurry_settings *settings, const char *out,
                                       blurry_progress_fn progress, void *context);
 
-/* ---- one step at a time
- * -------------------------------------------------------------------------------------- */
+/* ---- one step at a time ---- */
 typedef struct blurry_trainer blurry_trainer;
 
 typedef struct blurry_step {
@@ -82,8 +81,7 @@ BLURRY_API blurry_status blurry_trainer_evaluate(blurry_trainer *trainer, const 
 /* Bytes that the trainer planned: parameters, gradients, optimiser, activations and workspace together. */
 BLURRY_API size_t blurry_trainer_bytes(const blurry_trainer *trainer);
 
-/* ---- checkpoints
- * --------------------------------------------------------------------------------------------- */
+/* ---- checkpoints ---- */
 /* In all three `path` is a model file or a run directory (its best.safetensors where there is one, else
  * model.safetensors). */
 
@@ -98,8 +96,7 @@ BLURRY_API blurry_status blurry_checkpoint_load(const char *path, const blurry_s
 BLURRY_API blurry_status blurry_evaluate(const char *path, const char *split, const blurry_settings *settings,
                                          blurry_metrics *metrics);
 
-/* ---- presets
- * ------------------------------------------------------------------------------------------------- */
+/* ---- presets ---- */
 /* Ready settings by name; NULL outside [0, blurry_preset_count()). */
 BLURRY_API int blurry_preset_count(void);
 BLURRY_API const char *blurry_preset_name(int index);

@@ -11,8 +11,7 @@
 #include <string.h>
 #include <unistd.h>
 
-/* ---- metadata
- * ---------------------------------------------------------------------------------------------- */
+/* ---- metadata ---- */
 enum { META_MAX = 40, META_VALUE = 96 };
 typedef struct metadata {
     const char *keys[META_MAX];
@@ -83,8 +82,7 @@ static blurry_status settings_text(const blurry_settings *settings, char **text)
     return BLURRY_OK;
 }
 
-/* ---- tensors
- * ----------------------------------------------------------------------------------------------- */
+/* ---- tensors ---- */
 /* Device blocks as named tensors. `names` owns the names that are not the parameters' own. */
 typedef struct tensor_list {
     safetensors_tensor *tensors;
@@ -164,8 +162,7 @@ static blurry_status save_moments(const char *path, const blurry_trainer *t, con
     return status;
 }
 
-/* ---- the two files
- * ----------------------------------------------------------------------------------------- */
+/* ---- the two files ---- */
 blurry_status checkpoint_save_model(const char *path, const blurry_trainer *t, const run_state *state,
                                     const char *optimiser_name)
 {

@@ -11,8 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- metadata
- * ---------------------------------------------------------------------------------------------- */
+/* ---- metadata ---- */
 static blurry_status bad_metadata(const char *key, const char *value)
 {
     return status_fail(BLURRY_E_FORMAT, "metadata %s is '%s': not a checkpoint of this program", key,
@@ -91,8 +90,7 @@ static blurry_status get_settings(const safetensors *file, const char *path, blu
     return status;
 }
 
-/* ---- tensors
- * ----------------------------------------------------------------------------------------------- */
+/* ---- tensors ---- */
 /* Uploads tensor "prefix" + the parameter's name to `to`; `host` has room for it. */
 static blurry_status load_tensor(const safetensors *file, device *dev, const blurry_parameter *p,
                                  const char *prefix, void *host, void *to)
@@ -148,8 +146,7 @@ static blurry_status load_moments(const safetensors *file, optimiser *o)
     return status;
 }
 
-/* ---- resuming
- * ---------------------------------------------------------------------------------------------- */
+/* ---- resuming ---- */
 static blurry_status resume_optimiser(const char *folder, const char *name, blurry_trainer *t, int64_t step)
 {
     if (!name || strchr(name, '/')) return bad_metadata("optimiser", name);
@@ -212,8 +209,7 @@ blurry_status checkpoint_resume(const char *folder, blurry_trainer *t, run_state
     return status;
 }
 
-/* ---- single model files
- * ------------------------------------------------------------------------------------ */
+/* ---- single model files ---- */
 blurry_status checkpoint_find(const char *path, char **file)
 {
     *file = NULL;

@@ -156,8 +156,7 @@ blurry_status blurry_session_next(blurry_session *s, int32_t *token)
     return BLURRY_OK;
 }
 
-/* ---- files
- * ------------------------------------------------------------------------------------------------- */
+/* ---- files ---- */
 /* header | generator state | SHA-256 of all before it. Numbers are those of the machine (little-endian x86
  * and ARM). */
 typedef struct session_header {

@@ -9,8 +9,7 @@
 
 enum { LINES_PER_RUN = 200 }; /* of "train" in the log, where log_every is 0 */
 
-/* ---- saving and evaluating
- * --------------------------------------------------------------------------------- */
+/* ---- saving and evaluating ---- */
 /* Weights that are not finite never replace a good checkpoint. */
 static blurry_status check_weights(const run *r)
 {
@@ -76,8 +75,7 @@ static blurry_status evaluate(run *r)
     return BLURRY_OK;
 }
 
-/* ---- the loop
- * ---------------------------------------------------------------------------------------------- */
+/* ---- the loop ---- */
 static void measure_speed(run *r)
 {
     double seconds = run_now() - r->window_start;

@@ -169,8 +169,7 @@ static void a_bad_loss_stops_before_the_update(void **state)
     blurry_trainer_destroy(&t);
 }
 
-/* ---- checkpoints
- * ------------------------------------------------------------------------------------------- */
+/* ---- checkpoints ---- */
 static char folder[] = "/tmp/blurry-test-train-XXXXXX";
 
 static void fill_with(blurry_trainer *t, float value)
@@ -215,7 +214,7 @@ static void a_kill_while_saving_never_mixes(void **state)
     fill_with(t, 0);
     double begin = run_now();
     for (int i = 0; i < 4; i++) assert_ok(checkpoint_save(folder, t, &saved));
-    int longest = 1 + (int)((run_now() - begin) / 4 * 3e6); /* microseconds: the time of about three saves */
+    int longest = 1 + (int)((run_now() - begin) / 4 * 1.5e6); /* microseconds: one save and a half */
     srand(12345);
     int64_t last = 0, advanced = 0;
     for (int i = 0; i < KILLS; i++) {
@@ -233,7 +232,7 @@ static void a_kill_while_saving_never_mixes(void **state)
         last = saved.step;
         check_filled_with(t, (float)saved.step);
     }
-    assert_true(advanced > KILLS / 4); /* the kills did fall among saves */
+    assert_true(advanced > KILLS / 10); /* the kills did fall among saves */
     blurry_trainer_destroy(&t);
 }
 
