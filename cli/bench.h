@@ -11,6 +11,7 @@
 
 int bench_op(int argc, char **argv);
 int bench_decode(int argc, char **argv);
+int bench_train(int argc, char **argv);
 
 double bench_now(void); /* seconds, monotonic */
 double bench_median(double *values, int count);

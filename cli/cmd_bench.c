@@ -11,6 +11,7 @@ static const struct {
 } benchmarks[] = {
     {"op", "the operator, forward and forward+backward, beside OpenBLAS sgemm", bench_op},
     {"decode", "one token for a batch of sequences, beside streaming the state", bench_decode},
+    {"train", "one training step of the MQAR model with every mixer, beside PyTorch", bench_train},
 };
 enum { BENCHMARKS = sizeof benchmarks / sizeof benchmarks[0] };
 

@@ -95,7 +95,7 @@ static int take_option(cli_line *line, int argc, char **argv, int *i, option_kin
         return CLI_OK;
     }
     if (!own && !line->settings) return options_usage(line->verb, "option %s is not known", option);
-    if (!equals && *i >= argc)
+    if (!equals && (*i >= argc || !strncmp(argv[*i], "--", 2)))
         return options_usage(line->verb, "option %s is not known, or its value is missing", option);
     const char *value = equals ? equals + 1 : argv[(*i)++];
     if (classify(own, key) != kind) return CLI_OK;

@@ -3,7 +3,7 @@
  * The pair is committed by one rename. The optimiser file is named after its step and written first; the
  * model file, which names it in its metadata, replaces the old one by rename; only then is the older
  * optimiser file removed. A crash at any moment leaves a model file and the optimiser file it names, never a
- * mixture. docs/formats.md lists the metadata. */
+ * mixture. docs/training.md lists the metadata. */
 #ifndef BLURRY_TRAIN_CHECKPOINT_H
 #define BLURRY_TRAIN_CHECKPOINT_H
 #include "train/trainer.h"

@@ -10,14 +10,21 @@
 enum { LINES_PER_RUN = 200 }; /* of "train" in the log, where log_every is 0 */
 
 /* ---- saving and evaluating ---- */
-/* Weights that are not finite never replace a good checkpoint. */
-static blurry_status check_weights(const run *r)
+/* A checkpoint is good when its weights are finite and give a finite loss: only such ones replace an older
+ * one. An evaluation of this very step has shown the latter; else one batch is tried. */
+static blurry_status check_weights(run *r)
 {
-    const char *tensor = blurry_model_first_nonfinite(r->trainer->model);
-    if (!tensor) return BLURRY_OK;
-    return status_fail(BLURRY_E_NUMERIC,
-                       "step %lld: first bad tensor: %s. Try a smaller lr, or a longer warmup",
-                       (long long)r->trainer->step, tensor);
+    blurry_trainer *t = r->trainer;
+    const char *tensor = blurry_model_first_nonfinite(t->model);
+    if (tensor)
+        return status_fail(BLURRY_E_NUMERIC,
+                           "step %lld: first bad tensor: %s. Try a smaller lr, or a longer warmup",
+                           (long long)t->step, tensor);
+    if (r->state.evaluated_step == t->step) return BLURRY_OK;
+    blurry_metrics ignored;
+    blurry_status status =
+        evaluator_run(&t->evaluator, t->model, t->task, BLURRY_VAL, t->part_size, &ignored);
+    return status == BLURRY_OK ? status : status_context(status, "step %lld", (long long)t->step);
 }
 
 static blurry_status save(run *r)
@@ -35,7 +42,6 @@ static blurry_status save(run *r)
 static blurry_status save_best(run *r)
 {
     if (!settings_values(r->trainer->settings)->keep_best) return BLURRY_OK;
-    STATUS_TRY(check_weights(r));
     char *path = file_join(r->folder.path, CHECKPOINT_BEST);
     if (!path) return status_fail(BLURRY_E_MEMORY, "checkpoint: out of memory for a path");
     r->state.step = r->trainer->step;
@@ -55,7 +61,8 @@ static blurry_status evaluate(run *r)
     const struct settings *s = settings_values(r->trainer->settings);
     run_state *state = &r->state;
     double begin = run_now();
-    STATUS_TRY(blurry_trainer_evaluate(r->trainer, "val", &state->metrics));
+    blurry_status status = blurry_trainer_evaluate(r->trainer, "val", &state->metrics);
+    if (status != BLURRY_OK) return status_context(status, "step %lld", (long long)r->trainer->step);
     state->evaluated_step = r->trainer->step;
     double value = watched(r);
     int descends = r->trainer->info.metric_descends;

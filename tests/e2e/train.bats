@@ -29,10 +29,10 @@ same_run() {
 
 @test "every mixer: a run paused at step 5 and resumed equals an unbroken one, bit for bit" {
     for mixer in softmax swa abc gsa gla gdn s4d blurry blurry,softmax; do
-        train whole-$mixer --mixer $mixer --dropout 0.1 --quiet
-        train broken-$mixer --mixer $mixer --dropout 0.1 --quiet --pause-at 5
+        train whole-$mixer --mixer $mixer --dropout 0.1 --quiet --save_every 10
+        train broken-$mixer --mixer $mixer --dropout 0.1 --quiet --save_every 10 --pause-at 5
         [ -f broken-$mixer/optimiser-5.safetensors ]
-        train broken-$mixer --mixer $mixer --dropout 0.1 --quiet
+        train broken-$mixer --mixer $mixer --dropout 0.1 --quiet --save_every 10
         same_run whole-$mixer broken-$mixer
         [ "$(ls broken-$mixer | wc -l)" = 5 ]
     done
@@ -104,7 +104,7 @@ same_run() {
     [[ "$output" == *"step "* ]]
     [[ "$output" == *"first bad tensor: "* ]]
     tail -1 out/log.jsonl | grep -q '"reason":"non_finite"'
-    "$BLURRY" eval out/model.safetensors >/dev/null || [ -f out/model.safetensors ]
+    "$BLURRY" eval out/model.safetensors # the checkpoint that was kept is a good one
 }
 
 @test "Ctrl-C saves a checkpoint" {
