@@ -126,6 +126,12 @@ void mixer_case_set(mixer_case *c, int parameter, const double *values)
     assert_ok(values_write(c->dev, to, mixer_case_elements(c, parameter), values));
 }
 
+void mixer_case_values(mixer_case *c, int parameter, double *values)
+{
+    const void *from = c->layer.parameter[c->list.spec[parameter].slot];
+    assert_ok(values_read(c->dev, from, mixer_case_elements(c, parameter), values));
+}
+
 void mixer_case_gradient(mixer_case *c, int parameter, double *values)
 {
     const void *from = c->layer.gradient[c->list.spec[parameter].slot];

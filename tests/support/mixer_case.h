@@ -27,6 +27,7 @@ void mixer_case_open(mixer_case *c, case_device kind, const char *options, int64
 void mixer_case_close(mixer_case *c);
 
 void mixer_case_set(mixer_case *c, int parameter, const double *values); /* index into list */
+void mixer_case_values(mixer_case *c, int parameter, double *values);
 void mixer_case_gradient(mixer_case *c, int parameter, double *values);
 void mixer_case_zero_gradients(mixer_case *c);
 int64_t mixer_case_elements(const mixer_case *c, int parameter);
