@@ -230,10 +230,11 @@ static blurry_status take_header(safetensors *file)
                            file->path);
     /* The parser overlooks a zero byte right after a number. */
     if (memchr(text, 0, (size_t)n))
-        return status_fail(BLURRY_E_FORMAT, "%s: the header is not valid JSON: it holds a zero byte", file->path);
+        return status_fail(BLURRY_E_FORMAT, "%s: the header is not valid JSON: it holds a zero byte",
+                           file->path);
     json_error_t error;
     file->header = json_loadb(text, (size_t)n, JSON_REJECT_DUPLICATES, &error);
-    if (!file->header && json_error_code(&error) == json_error_out_of_memory)
+    if (!file->header && !*error.text) /* the parser has nothing to say when memory runs out */
         return status_fail(BLURRY_E_MEMORY, "%s: out of memory", file->path);
     if (!file->header)
         return status_fail(BLURRY_E_FORMAT, "%s: the header is not valid JSON (byte %d): %s", file->path,
