@@ -62,15 +62,29 @@ static void write_token(const bla_shape *s, const double *phi, const real *x, in
     }
 }
 
+/* phi [2S]: the weights of position t, twice, so that phi[i + j] is phi_t[(i + j) mod S]; dphi_dT [S] or NULL. */
+static void weights(const bla_shape *s, double T, int64_t t, double *phi, double *dphi_dT)
+{
+    dirichlet_weights_dT(s->S, T, t, phi, dphi_dT);
+    memcpy(phi + s->S, phi, (size_t)s->S * sizeof *phi);
+}
+
 /* Relative slot j is the mix sum_i phi_t[(i + j) mod S] slot_i; by linearity it is applied to numbers per
  * slot. The matrix is symmetric, so the same function is its transpose. */
 static void mix(const bla_shape *s, const double *phi, const double *in, double *out)
 {
     for (int64_t j = 0; j < s->S; j++) {
         double sum = 0;
-        for (int64_t i = 0; i < s->S; i++) sum += phi[(i + j) % s->S] * in[i];
+        for (int64_t i = 0; i < s->S; i++) sum += phi[i + j] * in[i];
         out[j] = sum;
     }
+}
+
+/* d_phi [2S] += the mix's gradient, to be folded modulo S: both factors of out_j = sum_i phi[i + j] in_i. */
+static void mix_gradient(const bla_shape *s, const double *d_out, const double *in, double *d_phi)
+{
+    for (int64_t j = 0; j < s->S; j++)
+        for (int64_t i = 0; i < s->S; i++) d_phi[i + j] += d_out[j] * in[i];
 }
 
 /* p [S]: the softmax over the first `visible` entries of `logits`, 0 elsewhere. */
@@ -123,7 +137,7 @@ static slots take_slots(double **from, const bla_shape *s)
 
 static size_t forward_share(const bla_shape *s)
 {
-    size_t numbers = size_add(size_of(s->S, (size_t)(s->Dk + s->Dv + 5)), (size_t)s->Dv);
+    size_t numbers = size_add(size_of(s->S, (size_t)(s->Dk + s->Dv + 6)), (size_t)s->Dv);
     return size_align(size_mul(numbers, sizeof(double)));
 }
 
@@ -141,7 +155,7 @@ static void forward_task(void *context, int64_t task, int worker)
     const bla_sequence *seq = &a->sequences[b];
     double *share = (double *)((char *)a->workspace + (size_t)worker * forward_share(s));
     slots x = take_slots(&share, s);
-    double *phi = take(&share, s->S);
+    double *phi = take(&share, 2 * s->S);
     reading r = {take(&share, s->S), take(&share, s->S), take(&share, s->S), take(&share, s->S)};
     double *sum = take(&share, s->Dv);
     load(x.k, slots_at(a->in.k, a->in.stride_k, b, h, s->S * s->Dk), s->S * s->Dk);
@@ -149,7 +163,7 @@ static void forward_task(void *context, int64_t task, int worker)
     for (int64_t i = 0; i < seq->count; i++) {
         int64_t n = seq->first + i, t = seq->position + i;
         int64_t visible = visible_slots(s->S, s->period[h], t);
-        dirichlet_weights(s->S, s->period[h], t, phi);
+        weights(s, s->period[h], t, phi, NULL);
         write_token(s, phi, (const real *)a->k + (n * s->Hkv + h) * s->Dk, s->Dk, x.k);
         write_token(s, phi, (const real *)a->v + (n * s->Hkv + h) * s->Dv, s->Dv, x.v);
         for (int64_t g = h * group; g < (h + 1) * group; g++) {
@@ -203,7 +217,7 @@ static size_t backward_share(const bla_shape *s)
 {
     size_t state = size_of(s->S, (size_t)(s->Dk + s->Dv));
     size_t states = size_mul(state, 2 * (size_t)segment_length(s->tokens) + 2);
-    size_t rows = size_add(size_of(s->S, 10), (size_t)(s->Dk + s->Dv));
+    size_t rows = size_add(size_of(s->S, 12), (size_t)(s->Dk + s->Dv));
     return size_align(size_mul(size_add(states, rows), sizeof(double)));
 }
 
@@ -224,8 +238,9 @@ static backward_scratch carve(const bla_shape *s, double *share, int64_t count)
     w.checkpoints = take(&share, c * w.state_size);
     w.replay = take(&share, (c + 1) * w.state_size);
     w.grad = take_slots(&share, s);
-    double **rows[] = {&w.phi,   &w.dphi_dT, &w.d_phi, &w.d_p,      &w.d_logits,
-                       &w.d_raw, &w.r.raw,   &w.r.p,   &w.r.logits, &w.r.weight};
+    w.phi = take(&share, 2 * s->S);
+    w.d_phi = take(&share, 2 * s->S);
+    double **rows[] = {&w.dphi_dT, &w.d_p, &w.d_logits, &w.d_raw, &w.r.raw, &w.r.p, &w.r.logits, &w.r.weight};
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) *rows[i] = take(&share, s->S);
     w.row = take(&share, s->Dk + s->Dv);
     return w;
@@ -242,7 +257,7 @@ static void advance(const bla_shape *s, const bla_backward *a, int64_t b, int64_
                     slots to)
 {
     int64_t n = a->sequences[b].first + i;
-    dirichlet_weights(s->S, s->period[h], a->sequences[b].position + i, phi);
+    weights(s, s->period[h], a->sequences[b].position + i, phi, NULL);
     write_token(s, phi, (const real *)a->k + (n * s->Hkv + h) * s->Dk, s->Dk, to.k);
     write_token(s, phi, (const real *)a->v + (n * s->Hkv + h) * s->Dv, s->Dv, to.v);
 }
@@ -283,18 +298,14 @@ static void backward_read(const bla_shape *s, int64_t visible, const real *q, co
     double mean = 0;
     for (int64_t i = 0; i < s->S; i++)
         w->d_raw[i] = dot(d_o, x.v + i * s->Dv, s->Dv); /* d loss / d weight_i */
-    if (s->relative)
-        for (int64_t i = 0; i < s->S; i++)
-            for (int64_t j = 0; j < visible; j++) w->d_phi[(i + j) % s->S] += w->r.p[j] * w->d_raw[i];
+    if (s->relative) mix_gradient(s, w->r.p, w->d_raw, w->d_phi);
     if (s->relative)
         mix(s, w->phi, w->d_raw, w->d_p);
     else
         memcpy(w->d_p, w->d_raw, (size_t)s->S * sizeof(double));
     for (int64_t j = 0; j < visible; j++) mean += w->r.p[j] * w->d_p[j];
     for (int64_t j = 0; j < s->S; j++) w->d_logits[j] = j < visible ? w->r.p[j] * (w->d_p[j] - mean) : 0.0;
-    if (s->relative)
-        for (int64_t i = 0; i < s->S; i++)
-            for (int64_t j = 0; j < visible; j++) w->d_phi[(i + j) % s->S] += w->d_logits[j] * w->r.raw[i];
+    if (s->relative) mix_gradient(s, w->d_logits, w->r.raw, w->d_phi);
     if (s->relative)
         mix(s, w->phi, w->d_logits, w->d_raw);
     else
@@ -335,8 +346,8 @@ static void backward_token(const bla_shape *s, const bla_backward *a, int64_t b,
 {
     int64_t n = a->sequences[b].first + i, t = a->sequences[b].position + i, group = s->H / s->Hkv;
     int64_t visible = visible_slots(s->S, s->period[h], t);
-    dirichlet_weights_dT(s->S, s->period[h], t, w->phi, w->dphi_dT);
-    memset(w->d_phi, 0, (size_t)s->S * sizeof(double));
+    weights(s, s->period[h], t, w->phi, w->dphi_dT);
+    memset(w->d_phi, 0, 2 * (size_t)s->S * sizeof(double));
     for (int64_t g = h * group; g < (h + 1) * group; g++)
         backward_read(s, visible, (const real *)a->q + (n * s->H + g) * s->Dk,
                       (const real *)a->d_o + (n * s->H + g) * s->Dv, after,
@@ -346,8 +357,9 @@ static void backward_token(const bla_shape *s, const bla_backward *a, int64_t b,
     backward_write(s, (const real *)a->v + (n * s->Hkv + h) * s->Dv, s->Dv, before.v, w->grad.v,
                    (real *)a->d_v + (n * s->Hkv + h) * s->Dv, w);
     for (int64_t j = 0; j < s->S; j++) {
-        period_sums[0] += w->d_phi[j] * w->dphi_dT[j];
-        period_sums[1] += fabs(w->d_phi[j] * w->dphi_dT[j]);
+        double part = (w->d_phi[j] + w->d_phi[s->S + j]) * w->dphi_dT[j];
+        period_sums[0] += part;
+        period_sums[1] += fabs(part);
     }
 }
 
