@@ -25,7 +25,7 @@ typedef struct bla_step_shape {
     const double *period;        /* [n_periods] */
     const int64_t *period_of;    /* [Hkv] index into period */
     const int64_t *visible_from; /* [n_periods, S] */
-    const double *sines;         /* [2, 2*padded] see bla_step_weights.h; NULL in states of the reference alone */
+    const double *sines;         /* [4 * padded] from bla_step_sines */
     double scale;
     int decay, relative, threads;
 } bla_step_shape;

@@ -4,6 +4,11 @@
 #include <math.h>
 
 extern const bla_step_kernel bla_step_kernel_ref_f32, bla_step_kernel_ref_f64;
+extern const bla_step_kernel bla_step_kernel_base_f32, bla_step_kernel_base_f64;
+#if defined(__x86_64__)
+extern const bla_step_kernel bla_step_kernel_avx2_f32, bla_step_kernel_avx2_f64;
+extern const bla_step_kernel bla_step_kernel_avx512_f32, bla_step_kernel_avx512_f64;
+#endif
 void bla_step_settle_ref_f32(const bla_step_shape *s, const bla_step_sequence *x, void *k, void *v);
 void bla_step_settle_ref_f64(const bla_step_shape *s, const bla_step_sequence *x, void *k, void *v);
 
@@ -14,8 +19,12 @@ const bla_step_kernel *bla_step_kernel_reference(blurry_dtype dtype)
 
 const bla_step_kernel *bla_step_kernel_fast(blurry_dtype dtype, cpu_isa isa)
 {
+#if defined(__x86_64__)
+    if (isa == CPU_ISA_AVX512) return dtype == BLURRY_F32 ? &bla_step_kernel_avx512_f32 : &bla_step_kernel_avx512_f64;
+    if (isa == CPU_ISA_AVX2) return dtype == BLURRY_F32 ? &bla_step_kernel_avx2_f32 : &bla_step_kernel_avx2_f64;
+#endif
     (void)isa;
-    return bla_step_kernel_reference(dtype);
+    return dtype == BLURRY_F32 ? &bla_step_kernel_base_f32 : &bla_step_kernel_base_f64;
 }
 
 void bla_step_settle(blurry_dtype dtype, const bla_step_shape *shape, const bla_step_sequence *sequence, void *k,
