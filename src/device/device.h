@@ -13,6 +13,7 @@
 #include "kernels/conv/conv.h"
 #include "kernels/elementwise/elementwise.h"
 #include "kernels/embed/embed.h"
+#include "kernels/gates/gates.h"
 #include "kernels/gdn/gdn.h"
 #include "kernels/gemm/gemm.h"
 #include "kernels/gla/gla.h"

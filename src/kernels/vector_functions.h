@@ -1,5 +1,6 @@
-/* Functions on vectors beyond e^x: log, sigmoid, softplus, the normal distribution. Floats by polynomials fitted here (each
- * within a few units in the last place); doubles lane by lane through the C library, as speed matters for floats only. */
+/* Functions on vectors beyond e^x: log, sigmoid, softplus, the normal distribution. Floats by polynomials
+ * fitted here (each within a few units in the last place); doubles lane by lane through the C library, as
+ * speed matters for floats only. */
 #ifndef BLURRY_KERNELS_VECTOR_FUNCTIONS_H
 #define BLURRY_KERNELS_VECTOR_FUNCTIONS_H
 #include "kernels/vector_math.h"
@@ -25,7 +26,8 @@ V_INLINE vreal v_log(vreal x)
     return n * 0.693359375f + (r + low);
 }
 
-/* Probability that a standard normal exceeds z >= 0, relative error below 1e-6: t e^{polynomial(t) - z^2/2}. */
+/* Probability that a standard normal exceeds z >= 0, relative error below 1e-6: t e^{polynomial(t) - z^2/2}.
+ */
 V_INLINE vreal v_normal_tail(vreal z)
 {
     vreal y = z * 0.70710678118654752f, t = 1.0f / (1.0f + 0.5f * y);

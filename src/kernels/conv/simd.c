@@ -1,5 +1,5 @@
-/* Short convolution, lanes over channels. A task is one sequence and one block of channels; the taps of a block lie in
- * scratch of the task's own stack, so that a vector holds one tap of neighbouring channels. */
+/* Short convolution, lanes over channels. A task is one sequence and one block of channels; the taps of a
+ * block lie in scratch of the task's own stack, so that a vector holds one tap of neighbouring channels. */
 #include "kernels/conv/conv.h"
 #include "kernels/vector_functions.h"
 
@@ -28,7 +28,8 @@ static lane_block block_of(const conv_args *a, int64_t b, int64_t first)
 V_INLINE vreal input_at(const lane_block *k, int64_t t)
 {
     const conv_args *a = k->a;
-    if (t >= 0) return v_load_up_to((const real *)a->x + (k->b * a->length + t) * a->channels + k->first, k->left);
+    if (t >= 0)
+        return v_load_up_to((const real *)a->x + (k->b * a->length + t) * a->channels + k->first, k->left);
     if (!a->state_in) return v_zero();
     int64_t place = k->b * (a->kernel - 1) + t + a->kernel - 1;
     return v_load_up_to((const real *)a->state_in + place * a->channels + k->first, k->left);
@@ -56,7 +57,8 @@ static void forward_task(void *context, int64_t task, int worker)
     vreal last[TAPS];
     for (int64_t i = 0; i < a->kernel - 1; i++) last[i] = input_at(&k, a->length - a->kernel + 1 + i);
     for (int64_t i = 0; i < a->kernel - 1; i++)
-        v_store_up_to((real *)a->state_out + (k.b * (a->kernel - 1) + i) * a->channels + k.first, last[i], k.left);
+        v_store_up_to((real *)a->state_out + (k.b * (a->kernel - 1) + i) * a->channels + k.first, last[i],
+                      k.left);
 }
 
 KERNEL(conv_forward, conv_args)

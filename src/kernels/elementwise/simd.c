@@ -8,7 +8,8 @@ enum { BLOCK = 8192 };
 
 /* The loop over block `task` of `count` elements. */
 #define FOR_BLOCK(count)                                                                                     \
-    for (int64_t i = task * BLOCK, last_ = kernel_min(count, i + BLOCK), left; left = last_ - i, left > 0; i += VL)
+    for (int64_t i = task * BLOCK, last_ = kernel_min(count, i + BLOCK), left; left = last_ - i, left > 0;   \
+         i += VL)
 
 static void add_block(void *context, int64_t task, int worker)
 {
@@ -84,7 +85,8 @@ V_INLINE void unary_backward_kind(unary_kind kind, const unary_args *a, int64_t 
     real *d_x = a->d_x, scale = a->scale == 0 ? 1 : (real)a->scale, limit = (real)a->limit;
     FOR_BLOCK(a->count)
     v_store_up_to(d_x + i,
-                  scale * v_load_up_to(d_y + i, left) * unary_slope(kind, v_load_up_to(x + i, left), limit), left);
+                  scale * v_load_up_to(d_y + i, left) * unary_slope(kind, v_load_up_to(x + i, left), limit),
+                  left);
 }
 
 /* The kind becomes a constant of each loop. */

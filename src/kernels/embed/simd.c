@@ -1,5 +1,5 @@
-/* Embedding: forward over blocks of tokens; backward over blocks of columns, tokens in order, so that the sums are the same
- * bits for every thread count. */
+/* Embedding: forward over blocks of tokens; backward over blocks of columns, tokens in order, so that the
+ * sums are the same bits for every thread count. */
 #include "kernels/embed/dropout.h"
 #include "kernels/embed/embed.h"
 #include "kernels/vector_functions.h"
@@ -33,7 +33,8 @@ static void forward_task(void *context, int64_t task, int worker)
     int64_t n = a->width, end = kernel_min(a->batch * a->length, (task + 1) * TOKENS);
     for (int64_t r = task * TOKENS; r < end; r++) {
         const real *w = (const real *)a->weight + a->id[r] * n;
-        const real *place = a->position_weight ? (const real *)a->position_weight + position_row(a, r) * n : NULL;
+        const real *place =
+            a->position_weight ? (const real *)a->position_weight + position_row(a, r) * n : NULL;
         real *y = (real *)a->y + r * n;
         for (int64_t i = 0, left; left = n - i, left > 0; i += VL) {
             vreal x = v_load_up_to(w + i, left);
@@ -68,7 +69,8 @@ static void backward_task(void *context, int64_t task, int worker)
             d = kept;
         }
         add_to((real *)a->d_weight + a->id[r] * n + first, d, count);
-        if (a->d_position_weight) add_to((real *)a->d_position_weight + position_row(a, r) * n + first, d, count);
+        if (a->d_position_weight)
+            add_to((real *)a->d_position_weight + position_row(a, r) * n + first, d, count);
     }
 }
 

@@ -18,13 +18,4 @@ typedef struct gdn_args {
     void *d_q, *d_k, *d_v, *d_beta, *d_g;
 } gdn_args;
 
-/* The gate: g = -exp(A[h]) softplus(x + dt_bias[h]); x, g [rows, heads], A, dt_bias [heads] parameters. */
-typedef struct gdn_gate_args {
-    int64_t rows, heads;
-    const void *x, *A, *dt_bias;
-    void *g;
-    const void *d_g;
-    void *d_x, *d_A, *d_dt_bias; /* d_x may be d_g */
-} gdn_gate_args;
-
 #endif

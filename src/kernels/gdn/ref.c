@@ -144,30 +144,3 @@ KERNEL(gdn_backward, gdn_args)
         }
     }
 }
-
-static real softplus(real x)
-{
-    return (x > 0 ? x : 0) + (real)log1p(exp(-fabs(x)));
-}
-
-KERNEL(gdn_gate_forward, gdn_gate_args)
-{
-    const real *x = a->x, *A = a->A, *bias = a->dt_bias;
-    for (int64_t r = 0; r < a->rows; r++)
-        for (int64_t h = 0; h < a->heads; h++)
-            ((real *)a->g)[r * a->heads + h] = -(real)exp(A[h]) * softplus(x[r * a->heads + h] + bias[h]);
-}
-
-KERNEL(gdn_gate_backward, gdn_gate_args)
-{
-    const real *x = a->x, *A = a->A, *bias = a->dt_bias;
-    for (int64_t r = 0; r < a->rows; r++)
-        for (int64_t h = 0; h < a->heads; h++) {
-            int64_t e = r * a->heads + h;
-            real d = -(real)exp(A[h]) * ((const real *)a->d_g)[e], z = x[e] + bias[h];
-            real d_x = d / (1 + (real)exp(-z));
-            ((real *)a->d_x)[e] = d_x;
-            ((real *)a->d_dt_bias)[h] += d_x;
-            ((real *)a->d_A)[h] += d * softplus(z);
-        }
-}

@@ -1,5 +1,5 @@
-/* Normalisations in vectors: outputs over blocks of rows, parameter gradients over blocks of columns, every column summed
- * over the rows in order, so that no result depends on the number of threads. */
+/* Normalisations in vectors: outputs over blocks of rows, parameter gradients over blocks of columns, every
+ * column summed over the rows in order, so that no result depends on the number of threads. */
 #include "kernels/norm/norm.h"
 #include "kernels/vector_functions.h"
 
@@ -7,7 +7,7 @@
 
 enum { ROWS = 64, COLUMNS = 8 * VL };
 
-#define FOR_WIDTH(n) for (int64_t i = 0, left; left = (n) - i, left > 0; i += VL)
+#define FOR_WIDTH(n) for (int64_t i = 0, left; left = (n)-i, left > 0; i += VL)
 #define ROW(name, r) ((const real *)a->name + (r)*n)
 
 typedef enum norm_kind { RMS, LAYER } norm_kind;
@@ -46,7 +46,8 @@ V_INLINE void norm_backward_rows(norm_kind kind, const norm_args *a, int64_t tas
     int64_t n = a->width, end = kernel_min(a->rows, (task + 1) * ROWS);
     const real *w = a->weight;
     for (int64_t r = task * ROWS; r < end; r++) {
-        const real *x = ROW(x, r), *d_y = ROW(d_y, r), *d_residual = a->d_residual ? ROW(d_residual, r) : NULL;
+        const real *x = ROW(x, r), *d_y = ROW(d_y, r),
+                   *d_residual = a->d_residual ? ROW(d_residual, r) : NULL;
         real *d_x = (real *)a->d_x + r * n, rstd = ((const real *)a->rstd)[r];
         real mean = kind == LAYER ? ((const real *)a->mean)[r] : 0;
         vreal along_sum = v_zero(), level_sum = v_zero();
@@ -174,7 +175,8 @@ static void headnorm_rows_task(void *context, int64_t task, int worker)
         vreal sum = v_zero();
         FOR_WIDTH(n)
         {
-            vreal d = v_load_up_to(w + i, left) * v_load_up_to(d_y + i, left), xhat = v_load_up_to(x + i, left) * rstd;
+            vreal d = v_load_up_to(w + i, left) * v_load_up_to(d_y + i, left),
+                  xhat = v_load_up_to(x + i, left) * rstd;
             if (gate) {
                 vreal g = v_load_up_to(gate + i, left), s = v_sigmoid(g);
                 v_store_up_to((real *)a->d_gate + r * n + i, d * xhat * s * (1 + g * (1 - s)), left);

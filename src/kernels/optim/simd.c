@@ -33,9 +33,14 @@ static void adamw_block(void *context, int64_t task, int worker)
 KERNEL(adamw, adamw_args)
 {
     const adamw_scalars *s = a->scalars;
-    update u = {a, (real)s->beta1, (real)s->beta2, (real)s->eps, (real)s->grad_scale,
+    update u = {a,
+                (real)s->beta1,
+                (real)s->beta2,
+                (real)s->eps,
+                (real)s->grad_scale,
                 (real)(1 - (a->decay ? s->lr * s->weight_decay : 0)),
-                (real)(s->lr / (1 - pow(s->beta1, s->step))), (real)sqrt(1 - pow(s->beta2, s->step))};
+                (real)(s->lr / (1 - pow(s->beta1, s->step))),
+                (real)sqrt(1 - pow(s->beta2, s->step))};
     threads_run(run->threads, kernel_blocks(a->count, BLOCK), adamw_block, &u);
 }
 

@@ -1,4 +1,5 @@
-/* Rotary positions: one table row (or, for carried positions, one row computed on the spot) turns all heads of a token. */
+/* Rotary positions: one table row (or, for carried positions, one row computed on the spot) turns all heads
+ * of a token. */
 #include "kernels/rope/angle.h"
 #include "kernels/rope/rope.h"
 #include "kernels/vector_functions.h"
@@ -49,7 +50,8 @@ static void rotate_tokens(void *context, int64_t task, int worker)
     (void)worker;
     const rotation *job = context;
     const rope_args *a = job->a;
-    int64_t half = a->dim / 2, row = a->heads * a->dim, end = kernel_min(a->batch * a->length, (task + 1) * TOKENS);
+    int64_t half = a->dim / 2, row = a->heads * a->dim,
+            end = kernel_min(a->batch * a->length, (task + 1) * TOKENS);
     real c[PAIRS], s[PAIRS];
     for (int64_t r = task * TOKENS; r < end; r++) {
         const real *x = job->x + r * row;

@@ -1,7 +1,6 @@
 /* Reference gated slot attention: token by token. Backward walks chunks from the end, computes the chunk's
  * states again from the one saved at its start and keeps only those. */
 #include "kernels/slots/slots.h"
-#include "kernels/slots/first.h"
 #include "kernels/variant.h"
 
 #include <math.h>
@@ -153,44 +152,6 @@ KERNEL(slots_backward, slots_args)
             for (int64_t i = count - 1; i >= 0; i--)
                 token_backward(&x, c * CHUNK + i, (real)a->scale, states + i * size, states + (i + 1) * size,
                                D, p, d);
-        }
-    }
-}
-
-KERNEL(slots_gate_forward, slots_gate_args)
-{
-    for (int64_t n = 0; n < a->batch * a->channels; n++) {
-        int64_t b = n / a->channels, c = n % a->channels;
-        real z = a->state_in ? ((const real *)a->state_in)[n] : -INFINITY;
-        for (int64_t t = 0; t < a->length; t++) {
-            int64_t e = (b * a->length + t) * a->channels + c;
-            real s = ((const real *)a->s)[e], over = s - z;
-            if (z == -INFINITY) {
-                ((real *)a->g)[e] = SLOTS_FIRST_GATE;
-                z = s;
-                continue;
-            }
-            real g = -((over > 0 ? over : 0) + (real)log1p(exp(-fabs(over)))); /* -softplus(s - z) */
-            ((real *)a->g)[e] = g;
-            z -= g;
-        }
-        if (a->state_out) ((real *)a->state_out)[n] = z;
-    }
-}
-
-/* With D_t the gradient of z_t: D_t = -d_g_t + d_g_{t+1} + e^{g_{t+1}} D_{t+1}, d_s_t = (1 - e^{g_t}) D_t. */
-KERNEL(slots_gate_backward, slots_gate_args)
-{
-    for (int64_t n = 0; n < a->batch * a->channels; n++) {
-        int64_t b = n / a->channels, c = n % a->channels;
-        int fresh = !a->state_in || ((const real *)a->state_in)[n] == -INFINITY;
-        real from_later = 0;
-        for (int64_t t = a->length - 1; t >= 0; t--) {
-            int64_t e = (b * a->length + t) * a->channels + c;
-            real g = ((const real *)a->g)[e], d_g = fresh && t == 0 ? 0 : ((const real *)a->d_g)[e];
-            real D = from_later - d_g;
-            ((real *)a->d_s)[e] = (real)-expm1(g) * D;
-            from_later = d_g + (real)exp(g) * D;
         }
     }
 }

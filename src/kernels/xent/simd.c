@@ -1,5 +1,5 @@
-/* Output head and cross-entropy, a block of labels at a time: gather the rows, one product for the logits, softmax row by
- * row in place, then two products for the gradients. */
+/* Output head and cross-entropy, a block of labels at a time: gather the rows, one product for the logits,
+ * softmax row by row in place, then two products for the gradients. */
 #include "kernels/blas.h"
 #include "kernels/vector_functions.h"
 #include "kernels/xent/xent.h"
@@ -15,12 +15,13 @@
 #endif
 
 enum { LOGITS_MOST = 1 << 21, LABELS_LEAST = 64, ROWS = 8, ZERO_ROWS = 256 };
-/* d_hidden is a product with many terms and few results: the vocabulary is cut into PARTS whose sums are added in order. */
+/* d_hidden is a product with many terms and few results: the vocabulary is cut into PARTS whose sums are
+ * added in order. */
 enum { PARTS = 8 };
 
 typedef struct block {
     const xent_args *a;
-    int64_t first, count;  /* labels */
+    int64_t first, count;   /* labels */
     real *x, *logits, *d_x; /* [count, width], [count, vocab], [PARTS, count, width] */
     int backward;
 } block;
@@ -39,7 +40,8 @@ KERNEL_SIZES(xent_sizes, xent_args)
     *sizes = (kernel_sizes){.scratch = x + logits + PARTS * x};
 }
 
-/* Softmax of one row of n logits in place, without the division: returns 1 / sum; *top is the index of the first largest. */
+/* Softmax of one row of n logits in place, without the division: returns 1 / sum; *top is the index of the
+ * first largest. */
 static real softmax_row(real *z, int64_t n, int64_t *top, real *most)
 {
     vreal best = v_set1(z[0]), sum = v_zero();
@@ -91,7 +93,8 @@ static void gather_rows(void *context, int64_t task, int worker)
     const block *k = context;
     int64_t n = k->a->width, end = kernel_min(k->count, (task + 1) * ROWS);
     for (int64_t r = task * ROWS; r < end; r++)
-        memcpy(k->x + r * n, (const real *)k->a->hidden + k->a->row[k->first + r] * n, (size_t)n * sizeof(real));
+        memcpy(k->x + r * n, (const real *)k->a->hidden + k->a->row[k->first + r] * n,
+               (size_t)n * sizeof(real));
 }
 
 static void zero_rows(void *context, int64_t task, int worker)
@@ -107,9 +110,11 @@ static void d_x_part(void *context, int64_t task, int worker)
 {
     (void)worker;
     const block *k = context;
-    int64_t n = k->a->width, V = k->a->vocab, first = V * task / PARTS, count = V * (task + 1) / PARTS - first;
-    BLAS(blas_gemm)(&(blas_product){k->count, n, count, 0, 0, 1, 0, k->logits + first,
-                                    (const real *)k->a->weight + first * n, k->d_x + task * k->count * n, V, n, n});
+    int64_t n = k->a->width, V = k->a->vocab, first = V * task / PARTS,
+            count = V * (task + 1) / PARTS - first;
+    BLAS(blas_gemm)
+    (&(blas_product){k->count, n, count, 0, 0, 1, 0, k->logits + first,
+                     (const real *)k->a->weight + first * n, k->d_x + task * k->count * n, V, n, n});
 }
 
 /* Labels in order, so that rows with several labels are summed in one order. */
@@ -120,7 +125,8 @@ static void scatter(const block *k)
         real *to = (real *)k->a->d_hidden + k->a->row[k->first + r] * n;
         for (int64_t i = 0, left; left = n - i, left > 0; i += VL) {
             vreal sum = v_zero();
-            for (int64_t p = 0; p < PARTS; p++) sum += v_load_up_to(k->d_x + (p * k->count + r) * n + i, left);
+            for (int64_t p = 0; p < PARTS; p++)
+                sum += v_load_up_to(k->d_x + (p * k->count + r) * n + i, left);
             v_store_up_to(to + i, v_load_up_to(to + i, left) + sum, left);
         }
     }
@@ -131,15 +137,15 @@ static void run_block(const kernel_run *run, block *k)
     const xent_args *a = k->a;
     int64_t n = a->width, V = a->vocab;
     threads_run(run->threads, kernel_blocks(k->count, ROWS), gather_rows, k);
-    BLAS(blas_gemm_parallel)(run->threads, &(blas_product){k->count, V, n, 0, 1, 1, 0, k->x, a->weight, k->logits,
-                                                           n, n, V});
+    BLAS(blas_gemm_parallel)
+    (run->threads, &(blas_product){k->count, V, n, 0, 1, 1, 0, k->x, a->weight, k->logits, n, n, V});
     threads_run(run->threads, kernel_blocks(k->count, ROWS), softmax_rows, k);
     if (!k->backward) return;
     threads_run(run->threads, PARTS, d_x_part, k);
     scatter(k);
     if (a->d_weight)
-        BLAS(blas_gemm_parallel)(run->threads, &(blas_product){V, n, k->count, 1, 0, 1, 1, k->logits, k->x,
-                                                               a->d_weight, V, n, n});
+        BLAS(blas_gemm_parallel)
+        (run->threads, &(blas_product){V, n, k->count, 1, 0, 1, 1, k->logits, k->x, a->d_weight, V, n, n});
 }
 
 static void run_all(const kernel_run *run, const xent_args *a, int backward)
@@ -148,8 +154,8 @@ static void run_all(const kernel_run *run, const xent_args *a, int backward)
     char *x = run->scratch, *logits = x + kernel_round64((size_t)(labels * a->width) * sizeof(real));
     char *d_x = logits + kernel_round64((size_t)(labels * a->vocab) * sizeof(real));
     for (int64_t first = 0; first < count; first += labels)
-        run_block(run, &(block){a, first, kernel_min(labels, count - first), (real *)x, (real *)logits, (real *)d_x,
-                                backward});
+        run_block(run, &(block){a, first, kernel_min(labels, count - first), (real *)x, (real *)logits,
+                                (real *)d_x, backward});
 }
 
 KERNEL(xent_forward, xent_args)
