@@ -75,7 +75,7 @@ typedef struct blurry_setting_info {
 BLURRY_API size_t blurry_settings_count(void);
 /* BLURRY_E_INVALID when index is not below the count. */
 BLURRY_API blurry_status blurry_settings_describe(size_t index, blurry_setting_info *info);
-/* The known option nearest to `key` by spelling. */
+/* The known option nearest to `key`, by spelling or by its words; never NULL. */
 BLURRY_API const char *blurry_settings_nearest(const char *key);
 
 #ifdef __cplusplus

@@ -65,42 +65,6 @@ const setting *settings_find(const char *key)
     return NULL;
 }
 
-enum { KEY_LONGEST = 63 }; /* longer keys are compared by their beginning */
-
-/* Edits (insert, delete, replace, swap neighbours) that turn a into b. */
-static int edit_distance(const char *a, const char *b)
-{
-    int n = (int)strnlen(a, KEY_LONGEST), m = (int)strnlen(b, KEY_LONGEST);
-    int rows[3][KEY_LONGEST + 1]; /* the last three rows of the table, by i modulo 3 */
-    for (int i = 0; i <= n; i++) {
-        int *row = rows[i % 3], *above = rows[(i + 2) % 3], *above2 = rows[(i + 1) % 3];
-        for (int j = 0; j <= m; j++) {
-            if (i == 0 || j == 0) {
-                row[j] = i + j;
-                continue;
-            }
-            int best = above[j - 1] + (a[i - 1] != b[j - 1]);
-            if (above[j] + 1 < best) best = above[j] + 1;
-            if (row[j - 1] + 1 < best) best = row[j - 1] + 1;
-            int swapped = i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1];
-            if (swapped && above2[j - 2] + 1 < best) best = above2[j - 2] + 1;
-            row[j] = best;
-        }
-    }
-    return rows[n % 3][m];
-}
-
-const char *blurry_settings_nearest(const char *key)
-{
-    const char *nearest = settings_table[0].info.name;
-    int best = 1 << 20;
-    for (size_t i = 0; key && i < settings_table_count; i++) {
-        int distance = edit_distance(key, settings_table[i].info.name);
-        if (distance < best) best = distance, nearest = settings_table[i].info.name;
-    }
-    return nearest;
-}
-
 blurry_status settings_unknown_key(const char *key)
 {
     if (!utf8_printable(key, strlen(key)))
