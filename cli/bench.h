@@ -54,8 +54,8 @@ double bench_forward_macs(const blurry_attn_desc *desc);
  * missing. */
 typedef struct bench_peer_result {
     double forward, both, difference;
-    char style[32];
 } bench_peer_result;
-int bench_peer_operator(const bench_problem *p, const char *script, bench_peer_result *result);
+int bench_peer_operator(const bench_problem *p, const char *script, const char *style,
+                        bench_peer_result *result);
 
 #endif

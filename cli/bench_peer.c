@@ -84,17 +84,17 @@ static double compare(const char *path, const bench_problem *p, const tensor *li
     return worst;
 }
 
-static json_t *run_script(const bench_problem *p, const char *script, const char *folder)
+static json_t *run_script(const bench_problem *p, const char *script, const char *style, const char *folder)
 {
     const char *python = getenv("BLURRY_PYTHON"); /* another interpreter than python3 */
     char command[2048];
-    snprintf(
-        command, sizeof command,
-        "'%s' '%s' --json --no-check --style written --threads %d --batch %lld --length %lld --heads %lld "
-        "--dim %lld --slots %lld --period %.17g --decay %s --inputs '%s/in' --outputs '%s/out'",
-        python ? python : "python3", script, p->desc.threads, (long long)p->desc.batch,
-        (long long)p->desc.length, (long long)p->desc.heads, (long long)p->desc.dim_k,
-        (long long)(2 * p->desc.modes - 1), p->desc.period[0], p->desc.decay ? "on" : "off", folder, folder);
+    snprintf(command, sizeof command,
+             "'%s' '%s' --json --no-check --style %s --threads %d --batch %lld --length %lld --heads %lld "
+             "--dim %lld --slots %lld --period %.17g --decay %s --inputs '%s/in' --outputs '%s/out'",
+             python ? python : "python3", script, style, p->desc.threads, (long long)p->desc.batch,
+             (long long)p->desc.length, (long long)p->desc.heads, (long long)p->desc.dim_k,
+             (long long)(2 * p->desc.modes - 1), p->desc.period[0], p->desc.decay ? "on" : "off", folder,
+             folder);
     FILE *pipe = popen(command, "r");
     if (!pipe) return NULL;
     json_t *answer = json_loadf(pipe, 0, NULL);
@@ -105,7 +105,8 @@ static json_t *run_script(const bench_problem *p, const char *script, const char
     return answer;
 }
 
-int bench_peer_operator(const bench_problem *p, const char *script, bench_peer_result *result)
+int bench_peer_operator(const bench_problem *p, const char *script, const char *style,
+                        bench_peer_result *result)
 {
     if (access(script, R_OK) != 0) {
         fprintf(stderr,
@@ -129,13 +130,11 @@ int bench_peer_operator(const bench_problem *p, const char *script, bench_peer_r
                               {"d_q", p->d_q, d->heads, d->dim_k},
                               {"d_k", p->d_k, d->heads_kv, d->dim_k},
                               {"d_v", p->d_v, d->heads_kv, d->dim_v}};
-    json_t *answer = write_tensors(in, p, inputs, 4) ? run_script(p, script, folder) : NULL;
+    json_t *answer = write_tensors(in, p, inputs, 4) ? run_script(p, script, style, folder) : NULL;
     json_t *first = json_array_get(json_object_get(answer, "rows"), 0);
     if (first) {
         result->forward = 1e-3 * json_number_value(json_object_get(first, "forward_ms"));
         result->both = 1e-3 * json_number_value(json_object_get(first, "forward_backward_ms"));
-        const char *style = json_string_value(json_object_get(first, "style"));
-        snprintf(result->style, sizeof result->style, "%s", style ? style : "");
         result->difference = compare(out, p, outputs, 4);
     } else {
         fprintf(
