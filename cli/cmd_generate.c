@@ -30,7 +30,9 @@ static void print_help(void)
         "  --load-state FILE    go on from a saved state, exactly as if there had been no break; the prompt, "
         "if any,\n"
         "                       is appended to it, and sampling options given here replace the saved ones\n"
-        "  --max-length N       room for this many bytes in layers whose memory grows (softmax)\n");
+        "  --max-length N       room for this many bytes in layers whose memory grows (softmax; default: the "
+        "length\n"
+        "                       it was trained with); a state is restored with the one it was saved with\n");
 }
 
 static int read_numbers(generate_request *r)
@@ -84,11 +86,8 @@ static blurry_status feed_prompt(const generate_request *r, blurry_session *sess
 
 static int generate(const generate_request *r, const blurry_model *model)
 {
-    /* A state fits the length it was made for; without one, layers that grow get as much room as needed. */
-    int64_t limit = r->limit, need = (int64_t)(r->prompt ? strlen(r->prompt) : 1) + r->count;
-    if (!limit && !r->load && !r->save && need > blurry_model_length(model)) limit = need;
     blurry_session *session = NULL;
-    blurry_status status = blurry_session_create(&session, model, &r->sampling, limit);
+    blurry_status status = blurry_session_create(&session, model, &r->sampling, r->limit);
     if (status == BLURRY_OK && r->load) status = restore(r, session);
     if (status == BLURRY_OK) status = feed_prompt(r, session);
     int code = cli_report_input(status, "generate");
