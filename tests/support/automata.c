@@ -47,7 +47,7 @@ int count_residual_languages(const automaton *a, int length)
                 }
     size_t words = 1, power = 1;
     for (int i = 0; i < length; i++) words += power *= (size_t)__builtin_popcount(letters);
-    char *lists = malloc(words * (size_t)a->states);
+    char *lists = malloc(words * AUTOMATON_STATES);
     int different = 0;
     for (int s = 0; s < a->states; s++) {
         if (!reached[s]) continue;

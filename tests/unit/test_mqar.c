@@ -177,6 +177,13 @@ static void accuracy_is_mean_of_sequence_means(void **state)
     assert_true(isnan(m.l1) && isnan(m.bits_per_byte));
     assert_int_equal(m.sequences, 3);
     assert_int_equal(m.labels, 12);
+    /* Sequences of 1, 7 and 4 labels, 0, 5 and 4 of them right: each sequence counts the same. */
+    s->row_offsets[1] = 1;
+    s->row_offsets[2] = 8;
+    score = (blurry_score){0};
+    assert_ok(blurry_task_score(task, s, argmax, NULL, 6.0, &score));
+    blurry_task_metrics(task, &score, &m);
+    assert_true(fabs(m.accuracy - (0 + 5.0 / 7 + 1) / 3) < 1e-15 && m.exact_match == 0.75);
     argmax[3] = 16;
     assert_fails(blurry_task_score(task, s, argmax, NULL, 0, &score), BLURRY_E_INVALID, "argmax[3] is 16");
     argmax[3] = -1;
