@@ -9,7 +9,7 @@ blurry_status device_blurry_plan(device *dev, const blurry_attn_desc *desc, blur
 {
     blurry_attn_desc d = *desc;
     d.dtype = dev->dtype;
-    d.threads = dev->threads;
+    if (d.threads == 0) d.threads = dev->threads;
     d.reference = dev->reference;
     return blurry_attn_plan_create(plan, &d);
 }

@@ -77,7 +77,8 @@ blurry_status device_reserve(device *dev, size_t bytes);
 /* Waits for all operations and reports the first failure of any of them. */
 blurry_status device_sync(device *dev);
 
-/* Blurry attention. The plan is made for this device: type, threads and reference are taken from it. */
+/* Blurry attention. The plan is made for this device: type, reference and, where desc says 0, threads are
+ * taken from it. */
 blurry_status device_blurry_plan(device *dev, const blurry_attn_desc *desc, blurry_attn_plan **plan);
 void device_blurry_sizes(device *dev, const blurry_attn_plan *plan,
                          kernel_sizes *sizes); /* scratch also covers step */

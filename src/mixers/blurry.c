@@ -138,6 +138,7 @@ static blurry_status blurry_make_plan(mixer_layer *layer, const double *period)
     desc.modes = c->modes;
     desc.period = period;
     desc.decay = c->decay;
+    desc.threads = layer->threads;
     desc.grid = c->relative ? BLURRY_GRID_RELATIVE : BLURRY_GRID_ABSOLUTE;
     STATUS_TRY(device_blurry_plan(layer->dev, &desc, &plan));
     blurry_attn_plan_destroy(&layer->plan);

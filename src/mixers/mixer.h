@@ -92,6 +92,7 @@ typedef struct mixer_layer {
     void *parameter[MIXER_PARAMETER_COUNT]; /* NULL: this mixer has none */
     void *gradient[MIXER_PARAMETER_COUNT];
     void *rope_table;       /* for passes that start at position 0 */
+    int threads;            /* for its plans; 0: the device's */
     blurry_attn_plan *plan; /* blurry; made anew when a learned period has moved */
     int64_t *offsets;       /* blurry: [batch + 1] in host memory */
     void **states;          /* blurry: [batch] pointers into carried states */

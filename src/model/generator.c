@@ -18,6 +18,7 @@ struct blurry_generator {
     blurry_model *model;
     network net;
     int64_t position, max_length;
+    double work; /* multiply-adds of one token of every sequence through all linear maps */
     int bounded; /* whether max_length is a limit: a layer or the positions cannot go beyond it */
 };
 
@@ -54,6 +55,7 @@ static blurry_status build(blurry_generator *g, int64_t batch)
     network_configs_free(configs, g->model->layers);
     if (status != BLURRY_OK) return status;
     g->bounded = has_limit(&g->net);
+    g->work = (double)batch * (double)(blurry_model_parameter_elements(g->model) - g->model->vocab * g->model->width);
     return blurry_generator_reset(g);
 }
 
@@ -135,6 +137,9 @@ static blurry_status check_feed(const blurry_generator *g, const int32_t *tokens
     return BLURRY_OK;
 }
 
+/* Less work than this is done sooner by one thread than it takes to wake another. Results are the same bits. */
+static const double work_worth_threads = 1 << 19;
+
 /* Tokens from .. from+n-1 of every sequence. */
 static blurry_status feed_chunk(blurry_generator *g, const int32_t *tokens, int64_t count, int64_t from,
                                 int64_t n)
@@ -143,7 +148,11 @@ static blurry_status feed_chunk(blurry_generator *g, const int32_t *tokens, int6
     for (int64_t b = 0; b < net->batch; b++)
         STATUS_TRY(
             device_upload(net->dev, net->ids + b * n, tokens + b * count + from, (size_t)n * sizeof *tokens));
-    STATUS_TRY(network_forward(net, net->batch, n, 0));
+    int threads = net->dev->run.threads;
+    if (g->work * (double)n < work_worth_threads) net->dev->run.threads = 1;
+    blurry_status status = network_forward(net, net->batch, n, 0);
+    net->dev->run.threads = threads;
+    if (status != BLURRY_OK) return status;
     net->dev->ops->advance(&net->dev->run,
                            &(advance_args){.batch = net->batch, .by = n, .position = net->position});
     g->position += n;

@@ -10,6 +10,9 @@
 
 #include <string.h>
 
+/* A step on states smaller than this is faster on one thread than waking another. */
+enum { SMALL_STATE = 1 << 15 };
+
 enum { LOGITS_AT_ONCE = 1 << 21 }; /* elements of logits handed out at once, at least one row */
 
 blurry_status network_configs(const struct settings *s, mixer_config **configs)
@@ -41,6 +44,7 @@ static blurry_status prepare_layer(network *net, int64_t index, mixer_config *co
     const model_layer_places *at = &net->model->places.layer[index];
     mixer_layer *own = &net->layers[index].mixer;
     mixer_layer_init(own, config, net->dev, net->batch, net->length, net->capacity);
+    if (net->carries && net->batch * mixer_state_elements(&own->config, 1) < SMALL_STATE) own->threads = 1;
     for (int i = 0; i < MIXER_PARAMETER_COUNT; i++) {
         own->parameter[i] = parameter_data(net->model, at->mixer[i]);
         own->gradient[i] = parameter_gradient(net->model, at->mixer[i]);

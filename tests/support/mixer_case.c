@@ -66,7 +66,7 @@ static void open_device(mixer_case *c, case_device kind)
 {
     device_options options = {.dtype =
                                   kind == CASE_REF_F64 || kind == CASE_FAST_F64 ? BLURRY_F64 : BLURRY_F32,
-                              .threads = 2,
+                              .threads = kind == CASE_REF_F64 || kind == CASE_REF_F32 ? 1 : 2,
                               .reference = kind == CASE_REF_F64 || kind == CASE_REF_F32};
     assert_ok(device_create(&c->dev, &options));
 }

@@ -13,7 +13,7 @@ blurry_model *model_open(case_device kind, const char *options, int training)
     blurry_settings *settings = settings_from(options);
     device_options on = {.dtype = kind == CASE_REF_F64 || kind == CASE_FAST_F64 ? BLURRY_F64 : BLURRY_F32,
                          .threads =
-                             settings_values(settings)->threads ? (int)settings_values(settings)->threads : 2,
+                             settings_values(settings)->threads ? (int)settings_values(settings)->threads : 1,
                          .reference = kind == CASE_REF_F64 || kind == CASE_REF_F32};
     assert_ok(model_create_on(&model, settings_values(settings), training, &on));
     blurry_settings_destroy(&settings);
