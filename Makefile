@@ -5,7 +5,7 @@ JOBS   ?= $(shell nproc)
 BUILD_TYPE ?= Release
 CMAKE_ARGS ?=
 
-.PHONY: all configure deps test demo bench install bundle asan tsan format check-format check-layers clean
+.PHONY: all configure deps test demo bench install bundle asan tsan fuzz format check-format check-layers clean
 
 all: configure
 	@cmake --build $(BUILD) -j $(JOBS)
@@ -44,6 +44,20 @@ asan:
 tsan:
 	@$(MAKE) --no-print-directory test BUILD=build-tsan BUILD_TYPE=RelWithDebInfo CMAKE_ARGS="-DBLURRY_SANITIZE=thread"
 
+# libFuzzer on every tests/fuzz/fuzz_*.c, FUZZ_SECONDS each; what it finds is left in build-fuzz.
+FUZZ_SECONDS ?= 60
+fuzz:
+	@scripts/deps build test ci
+	@test -f build-fuzz/build.ninja || cmake -S . -B build-fuzz -G Ninja -DCMAKE_C_COMPILER=clang -DBLURRY_FUZZ=ON \
+		-DCMAKE_BUILD_TYPE=RelWithDebInfo
+	@for source in tests/fuzz/fuzz_*.c; do \
+		name=$$(basename $$source .c); subject=$${name#fuzz_}; mkdir -p build-fuzz/corpus-$$subject; \
+		cmake --build build-fuzz -j $(JOBS) --target $$name && \
+		build-fuzz/$$name -max_len=4096 -max_total_time=$(FUZZ_SECONDS) -timeout=10 -print_final_stats=1 \
+			-artifact_prefix=build-fuzz/ -dict=tests/fuzz/$$subject.dict build-fuzz/corpus-$$subject \
+			tests/fuzz/corpus/$$subject || exit 1; \
+	done
+
 format:
 	@git ls-files '*.c' '*.h' '*.cu' '*.cuh' | xargs clang-format -i
 check-format:
@@ -53,4 +67,4 @@ check-layers:
 	@scripts/check-layers
 
 clean:
-	@rm -rf $(BUILD) build-asan build-tsan build-clang
+	@rm -rf $(BUILD) build-asan build-tsan build-clang build-fuzz
