@@ -9,18 +9,18 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/resource.h>
 
 static const char usage[] =
     "usage: blurry bench decode [options]\n\n"
     "  --batch N      sequences (default 64)      --heads N   (default 8)\n"
     "  --dim N        head width (default 64)     --modes N   S = 2N-1 slots (default 64)\n"
     "  --threads N    (default: all cores)        --no-decay\n"
-    "  --steps N      timed steps (default 400)   --json\n\n"
+    "  --steps N      timed steps (default 400)   --json\n"
+    "  --soak N       then N steps of one sequence: does resident memory stay flat?\n\n"
     "'read' is the time to read the slots of all sequences once, from memory, on the same threads.\n";
 
 typedef struct options {
-    int64_t batch, heads, dim, modes, steps;
+    int64_t batch, heads, dim, modes, steps, soak;
     int threads, decay, json;
 } options;
 
@@ -171,83 +171,141 @@ static long resident_kilobytes(void)
     return pages * 4;
 }
 
-static blurry_status measure(decoder *x, const options *o, int64_t position, double *step, double *reading)
+typedef struct timings {
+    double near, far, reading; /* seconds: a step at position 10^3, at 10^6, reading the state once */
+    double over_reading;       /* medians of ratios taken within one round */
+    double far_over_near;
+} timings;
+
+enum { ROUNDS = 9, NEAR = 1000, FAR = 1000000 };
+
+/* The mean of `steps` steps from `position`: folding is not done at every step, so the mean is what a user
+ * pays. */
+static blurry_status time_steps(decoder *x, const options *o, int64_t position, int64_t steps,
+                                double *seconds)
 {
-    double *steps = bench_alloc((size_t)o->steps * sizeof(double)), reads[25];
     blurry_status status = decoder_place(x, o, position);
-    for (int i = 0; i < 40 && status == BLURRY_OK; i++) status = decoder_step(x);
-    for (int64_t i = 0; i < o->steps && status == BLURRY_OK; i++) {
-        double start = bench_now();
-        status = decoder_step(x);
-        steps[i] = bench_now() - start;
-        if (i % (o->steps / 25 + 1) == 0) reads[i / (o->steps / 25 + 1)] = read_seconds(x, o);
-    }
-    /* folding is not done at every step, so the mean is what a user pays */
-    double sum = 0;
-    for (int64_t i = 0; i < o->steps; i++) sum += steps[i];
-    *step = sum / (double)o->steps;
-    *reading = bench_median(reads, (int)((o->steps - 1) / (o->steps / 25 + 1) + 1));
-    free(steps);
+    for (int i = 0; i < 32 && status == BLURRY_OK; i++)
+        status = decoder_step(x); /* warm-up: pending tokens fill up */
+    double start = bench_now();
+    for (int64_t i = 0; i < steps && status == BLURRY_OK; i++) status = decoder_step(x);
+    *seconds = (bench_now() - start) / (double)steps;
     return status;
+}
+
+/* Rounds of near, reading, far: what disturbs the machine for a while disturbs all three. */
+static blurry_status measure(decoder *x, const options *o, timings *out)
+{
+    double near[ROUNDS], far[ROUNDS], reading[ROUNDS], over[ROUNDS], ratio[ROUNDS];
+    int64_t steps = o->steps / ROUNDS + 1;
+    blurry_status status = BLURRY_OK;
+    for (int i = 0; i < ROUNDS && status == BLURRY_OK; i++) {
+        status = time_steps(x, o, NEAR, steps, &near[i]);
+        double reads[5];
+        for (int j = 0; j < 5; j++) reads[j] = read_seconds(x, o);
+        reading[i] = bench_median(reads, 5);
+        if (status == BLURRY_OK) status = time_steps(x, o, FAR, steps, &far[i]);
+        over[i] = near[i] / reading[i], ratio[i] = far[i] / near[i];
+    }
+    if (status == BLURRY_OK)
+        *out = (timings){bench_median(near, ROUNDS), bench_median(far, ROUNDS), bench_median(reading, ROUNDS),
+                         bench_median(over, ROUNDS), bench_median(ratio, ROUNDS)};
+    return status;
+}
+
+/* Resident memory gained over o->soak steps of one sequence, in kB. */
+static blurry_status soak(const options *all, long *growth)
+{
+    options o = *all;
+    o.batch = 1;
+    decoder x;
+    blurry_status status = decoder_open(&x, &o, 0, BLURRY_F32);
+    if (status != BLURRY_OK) return status;
+    int64_t n = o.heads * o.dim;
+    bench_random(x.q, n, 1);
+    bench_random(x.k, n, 2);
+    bench_random(x.v, n, 3);
+    for (int i = 0; i < 1000 && status == BLURRY_OK; i++) status = decoder_step(&x);
+    long before = resident_kilobytes();
+    for (int64_t i = 0; i < o.soak && status == BLURRY_OK; i++) status = decoder_step(&x);
+    *growth = resident_kilobytes() - before;
+    decoder_close(&x);
+    return status;
+}
+
+static void print_json(const options *o, const decoder *x, const timings *t, double megabytes, double error,
+                       long growth)
+{
+    json_t *root = json_pack(
+        "{s:o, s:I, s:I, s:I, s:I, s:b, s:f, s:f, s:f, s:f, s:f, s:f}", "machine",
+        bench_machine(o->threads, blurry_attn_plan_kernel(x->plan)), "batch", (json_int_t)o->batch, "heads",
+        (json_int_t)o->heads, "dim", (json_int_t)o->dim, "slots", (json_int_t)(2 * o->modes - 1), "decay",
+        o->decay, "state_mb", megabytes, "step_ms", 1e3 * t->near, "read_ms", 1e3 * t->reading,
+        "step_over_read", t->over_reading, "far_over_near", t->far_over_near, "error", error);
+    if (o->soak) {
+        json_object_set_new(root, "soak_steps", json_integer(o->soak));
+        json_object_set_new(root, "resident_growth_kb", json_integer(growth));
+    }
+    json_dumpf(root, stdout, JSON_INDENT(1));
+    printf("\n");
+    json_decref(root);
+}
+
+static void print_table(const options *o, const decoder *x, const timings *t, double megabytes, double error,
+                        long growth)
+{
+    printf("blurry %s, decode, %s kernels, %d threads: batch %lld, H=%lld, D=%lld, S=%lld, %s, %.1f MB of "
+           "state\n",
+           blurry_version(), blurry_attn_plan_kernel(x->plan), o->threads, (long long)o->batch,
+           (long long)o->heads, (long long)o->dim, (long long)(2 * o->modes - 1),
+           o->decay ? "decay" : "no decay", megabytes);
+    printf("  step at position 10^3   %8.3f ms   %.0f tokens/s\n", 1e3 * t->near, (double)o->batch / t->near);
+    printf("  step at position 10^6   %8.3f ms   %.3f of that at 10^3\n", 1e3 * t->far, t->far_over_near);
+    printf("  reading the state once  %8.3f ms   %.1f GB/s\n", 1e3 * t->reading,
+           1e-3 * megabytes / t->reading);
+    printf("  step over reading       %8.3f\n", t->over_reading);
+    printf("  error against double    %8.1e\n", error);
+    if (o->soak)
+        printf("  resident memory         %8ld kB more after %lld steps\n", growth, (long long)o->soak);
 }
 
 static int run(options *o)
 {
-    double error = check(o), near, far, reading, again;
+    double error = check(o);
     decoder x;
+    timings t;
+    long growth = 0;
     blurry_status status = decoder_open(&x, o, 0, BLURRY_F32);
     if (status != BLURRY_OK) return cli_report(status, "bench decode");
     int64_t n = o->batch * o->heads * o->dim;
     bench_random(x.q, n, 1);
     bench_random(x.k, n, 2);
     bench_random(x.v, n, 3);
-    status = measure(&x, o, 1000, &near, &reading);
-    long before = resident_kilobytes();
-    if (status == BLURRY_OK) status = measure(&x, o, 1000000, &far, &again);
-    long after = resident_kilobytes();
+    status = measure(&x, o, &t);
+    if (status == BLURRY_OK && o->soak) status = soak(o, &growth);
     if (status != BLURRY_OK) return cli_report(status, "bench decode");
     double megabytes = 4e-6 * (double)(blurry_attn_state_elements(x.plan) * o->batch);
-    if (o->json) {
-        json_t *root =
-            json_pack("{s:o, s:I, s:I, s:I, s:I, s:b, s:f, s:f, s:f, s:f, s:f, s:f, s:I}", "machine",
-                      bench_machine(o->threads, blurry_attn_plan_kernel(x.plan)), "batch",
-                      (json_int_t)o->batch, "heads", (json_int_t)o->heads, "dim", (json_int_t)o->dim, "slots",
-                      (json_int_t)(2 * o->modes - 1), "decay", o->decay, "state_mb", megabytes, "step_ms",
-                      1e3 * near, "read_ms", 1e3 * reading, "step_over_read", near / reading, "far_over_near",
-                      far / near, "error", error, "resident_growth_kb", (json_int_t)(after - before));
-        json_dumpf(root, stdout, JSON_INDENT(1));
-        printf("\n");
-        json_decref(root);
-    } else {
-        printf("blurry %s, decode, %s kernels, %d threads: batch %lld, H=%lld, D=%lld, S=%lld, %s, %.1f MB "
-               "of state\n",
-               blurry_version(), blurry_attn_plan_kernel(x.plan), o->threads, (long long)o->batch,
-               (long long)o->heads, (long long)o->dim, (long long)(2 * o->modes - 1),
-               o->decay ? "decay" : "no decay", megabytes);
-        printf("  step at position 10^3   %8.3f ms   %.0f tokens/s\n", 1e3 * near, (double)o->batch / near);
-        printf("  step at position 10^6   %8.3f ms   %.3f of that at 10^3\n", 1e3 * far, far / near);
-        printf("  reading the state once  %8.3f ms   %.1f GB/s\n", 1e3 * reading, 1e-3 * megabytes / reading);
-        printf("  step over reading       %8.3f\n", near / reading);
-        printf("  error against double    %8.1e\n", error);
-        printf("  resident memory         %8ld kB more after %lld steps\n", after - before,
-               (long long)o->steps);
-    }
+    (o->json ? print_json : print_table)(o, &x, &t, megabytes, error, growth);
     decoder_close(&x);
-    if (!(error < 2e-5)) {
-        fprintf(stderr, "blurry: bench decode: the error %.1e is above 2e-5\n", error);
-        return CLI_FAILED;
-    }
-    return CLI_OK;
+    if (error < 2e-5) return CLI_OK;
+    fprintf(stderr, "blurry: bench decode: the error %.1e is above 2e-5\n", error);
+    return CLI_FAILED;
 }
 
 int bench_decode(int argc, char **argv)
 {
     options o = {.batch = 64, .heads = 8, .dim = 64, .modes = 64, .steps = 400, .decay = 1};
-    static const struct option names[] = {{"batch", 1, 0, 'b'},    {"heads", 1, 0, 'H'},
-                                          {"dim", 1, 0, 'd'},      {"modes", 1, 0, 'm'},
-                                          {"steps", 1, 0, 's'},    {"threads", 1, 0, 't'},
-                                          {"no-decay", 0, 0, 'n'}, {"json", 0, 0, 'j'},
-                                          {"help", 0, 0, 'h'},     {0}};
+    static const struct option names[] = {{"batch", 1, 0, 'b'},
+                                          {"heads", 1, 0, 'H'},
+                                          {"dim", 1, 0, 'd'},
+                                          {"modes", 1, 0, 'm'},
+                                          {"steps", 1, 0, 's'},
+                                          {"threads", 1, 0, 't'},
+                                          {"soak", 1, 0, 'k'},
+                                          {"no-decay", 0, 0, 'n'},
+                                          {"json", 0, 0, 'j'},
+                                          {"help", 0, 0, 'h'},
+                                          {0}};
     optind = 1;
     for (int c; (c = getopt_long(argc, argv, "h", names, NULL)) != -1;) switch (c) {
         case 'b':
@@ -268,6 +326,9 @@ int bench_decode(int argc, char **argv)
         case 't':
             o.threads = atoi(optarg);
             break;
+        case 'k':
+            o.soak = atoll(optarg);
+            break;
         case 'n':
             o.decay = 0;
             break;
@@ -281,7 +342,7 @@ int bench_decode(int argc, char **argv)
             fputs(usage, stderr);
             return CLI_USAGE;
         }
-    if (optind < argc || o.steps < 1 || o.threads < 0) {
+    if (optind < argc || o.steps < 1 || o.threads < 0 || o.soak < 0) {
         fprintf(stderr, "blurry: bench decode: it takes options only, --steps and --threads from 1\n");
         return CLI_USAGE;
     }
