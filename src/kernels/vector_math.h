@@ -90,6 +90,18 @@ V_INLINE real v_sum(vreal x)
     return lane[0];
 }
 
+/* out [8] = the sums of eight vectors. */
+V_INLINE void v_sum8(const vreal x[8], real *out)
+{
+#if REAL_IS_FLOAT && BLURRY_VECTOR_BYTES == 32 && defined(__AVX2__)
+    __m256 a = _mm256_hadd_ps(_mm256_hadd_ps((__m256)x[0], (__m256)x[1]), _mm256_hadd_ps((__m256)x[2], (__m256)x[3]));
+    __m256 b = _mm256_hadd_ps(_mm256_hadd_ps((__m256)x[4], (__m256)x[5]), _mm256_hadd_ps((__m256)x[6], (__m256)x[7]));
+    v_store(out, (vreal)_mm256_add_ps(_mm256_permute2f128_ps(a, b, 0x20), _mm256_permute2f128_ps(a, b, 0x31)));
+#else
+    for (int i = 0; i < 8; i++) out[i] = v_sum(x[i]);
+#endif
+}
+
 V_INLINE real v_hmax(vreal x)
 {
     real lane[VL];

@@ -69,7 +69,7 @@ void bla_step_sines(const bla_step_shape *shape, double *sines);
 /* t mod fold at which block r is brought up to date: spread evenly over the steps. */
 static inline int64_t bla_step_phase(const bla_step_shape *s, int64_t r)
 {
-    return r * s->fold / s->n_blocks;
+    return (int64_t)((uint32_t)r * (uint32_t)s->fold / (uint32_t)s->n_blocks); /* small numbers: a quick division */
 }
 
 /* Tokens that block r misses when tokens 0 .. seen-1 have been taken in. */

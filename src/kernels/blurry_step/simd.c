@@ -4,7 +4,8 @@
  *           decay (l + phi_u <q,k_u> without), because the recurrence of K is linear in K;
  *   softmax, then the same recurrence backwards turns p into weights of V rows and of the pending v_u;
  *   V pass: as the K pass, rows added into o.
- * The weights of a token are made once per sequence and distinct period, in double, from tables of sines. */
+ * The weights of a token are made once per sequence and distinct period, in double, from tables of sines. While one pass
+ * computes, the next one's rows are fetched: V during the K pass, the next head's K during the V pass. */
 #include "base/dirichlet.h"
 #include "base/sizes.h"
 #include "base/threads.h"
@@ -31,8 +32,17 @@ typedef struct head {
     real *logits;          /* [group, padded], then the weights of V rows */
     real *spare;           /* [3 * padded] */
     real *scores;          /* [fold] <q, k_u>, then the weights of v_u; by ring index */
+    real *partial;         /* [fold, VL] */
     real *sums;            /* [group, Dv rounded up] */
+    int64_t *missed;       /* [n_blocks] tokens that each block misses after this step */
+    int64_t ahead;         /* heads that follow in this task: worth fetching */
 } head;
+
+typedef struct step_job {
+    const bla_step_shape *shape;
+    const bla_step *args;
+    int64_t heads; /* per task, a divisor of Hkv */
+} step_job;
 
 static int64_t round_up(int64_t n)
 {
@@ -44,9 +54,9 @@ static size_t share_bytes(const bla_step_shape *s)
 {
     int64_t group = s->H / s->Hkv;
     size_t n = size_add(size_of(s->block, (size_t)s->fold + 1), size_of(s->padded, (size_t)group + 3));
-    n = size_add(n, (size_t)round_up(s->fold));
+    n = size_add(n, (size_t)(round_up(s->fold) + s->fold * VL));
     n = size_add(n, size_of(round_up(s->Dv), (size_t)group));
-    return size_align(size_mul(n, sizeof(real)));
+    return size_add(size_align(size_mul(n, sizeof(real))), size_align((size_t)s->n_blocks * sizeof(int64_t)));
 }
 
 static size_t workspace(const bla_step_shape *s)
@@ -76,8 +86,8 @@ enum { ROWS_PER_TASK = 32 };
 
 static void weights_task(void *context, int64_t task, int worker)
 {
-    const bla_step_shape *s = ((void **)context)[0];
-    const bla_step *a = ((void **)context)[1];
+    const bla_step_shape *s = ((const step_job *)context)->shape;
+    const bla_step *a = ((const step_job *)context)->args;
     (void)worker;
     int64_t end = (task + 1) * ROWS_PER_TASK, all = a->count * s->n_periods;
     for (int64_t i = task * ROWS_PER_TASK; i < end && i < all; i++) {
@@ -105,22 +115,34 @@ static void due_coefficients(const head *h)
     }
 }
 
+enum { TILE = 8 }; /* vectors of a row that stay in registers */
+
 /* row [D] of the due block, its i-th slot: row = keep row + sum_m take_m token_m. */
 static void update_row(const head *h, int64_t i, int64_t D, const real *ring, real *row)
 {
-    const bla_step_shape *s = h->s;
-    int64_t first = (h->t - h->due_tokens + 1) % s->fold, d = 0;
+    const int64_t fold = h->s->fold, block = h->s->block, n = h->due_tokens;
+    const int64_t first = h->at + 1 >= n ? h->at + 1 - n : h->at + 1 - n + fold; /* of the oldest token missed */
+    const real keep = h->keep[i], *take = h->take + i;
+    int64_t d = 0;
+    for (; d + TILE * VL <= D; d += TILE * VL) {
+        vreal acc[TILE];
+        for (int e = 0; e < TILE; e++) acc[e] = keep * v_load(row + d + e * VL);
+        for (int64_t m = 0, u = first; m < n; m++, u = u + 1 == fold ? 0 : u + 1) {
+            const real *token = ring + u * D + d;
+            for (int e = 0; e < TILE; e++) acc[e] += take[m * block] * v_load(token + e * VL);
+        }
+        for (int e = 0; e < TILE; e++) v_store(row + d + e * VL, acc[e]);
+    }
     for (; d + VL <= D; d += VL) {
-        vreal sum = h->keep[i] * v_load(row + d);
-        for (int64_t m = 0, u = first; m < h->due_tokens; m++, u = u + 1 == s->fold ? 0 : u + 1)
-            sum += h->take[m * s->block + i] * v_load(ring + u * D + d);
-        v_store(row + d, sum);
+        vreal acc = keep * v_load(row + d);
+        for (int64_t m = 0, u = first; m < n; m++, u = u + 1 == fold ? 0 : u + 1)
+            acc += take[m * block] * v_load(ring + u * D + d);
+        v_store(row + d, acc);
     }
     for (; d < D; d++) {
-        real sum = h->keep[i] * row[d];
-        for (int64_t m = 0, u = first; m < h->due_tokens; m++, u = u + 1 == s->fold ? 0 : u + 1)
-            sum += h->take[m * s->block + i] * ring[u * D + d];
-        row[d] = sum;
+        real acc = keep * row[d];
+        for (int64_t m = 0, u = first; m < n; m++, u = u + 1 == fold ? 0 : u + 1) acc += take[m * block] * ring[u * D + d];
+        row[d] = acc;
     }
 }
 
@@ -136,26 +158,25 @@ static real dot(const real *a, const real *b, int64_t n)
     return v_sum(sum) + rest;
 }
 
-/* Four rows at once: the queries are loaded once and the chains of additions overlap. */
-static void dot4(const real *q, const real *rows, int64_t n, real *out)
+/* Eight rows at once: the query is loaded once, and the chains of additions overlap. */
+static void dot8(const real *q, const real *rows, int64_t n, real *out)
 {
-    vreal s0 = v_zero(), s1 = s0, s2 = s0, s3 = s0;
+    vreal sum[8];
+    for (int r = 0; r < 8; r++) sum[r] = v_zero();
     int64_t i = 0;
     for (; i + VL <= n; i += VL) {
         vreal x = v_load(q + i);
-        s0 += x * v_load(rows + i);
-        s1 += x * v_load(rows + n + i);
-        s2 += x * v_load(rows + 2 * n + i);
-        s3 += x * v_load(rows + 3 * n + i);
+        for (int r = 0; r < 8; r++) sum[r] += x * v_load(rows + r * n + i);
     }
-    real r0 = v_sum(s0), r1 = v_sum(s1), r2 = v_sum(s2), r3 = v_sum(s3);
-    for (; i < n; i++) {
-        r0 += q[i] * rows[i];
-        r1 += q[i] * rows[n + i];
-        r2 += q[i] * rows[2 * n + i];
-        r3 += q[i] * rows[3 * n + i];
-    }
-    out[0] = r0, out[1] = r1, out[2] = r2, out[3] = r3;
+    v_sum8(sum, out);
+    for (; i < n; i++)
+        for (int r = 0; r < 8; r++) out[r] += q[i] * rows[r * n + i];
+}
+
+/* Fetches n elements towards the core's own cache. */
+static inline void fetch(const real *from, int64_t n)
+{
+    for (int64_t i = 0; i < n; i += 64 / (int64_t)sizeof(real)) __builtin_prefetch(from + i, 0, 2);
 }
 
 static void read_keys(const head *h, int64_t group)
@@ -166,28 +187,28 @@ static void read_keys(const head *h, int64_t group)
         if (from / s->block == h->due)
             for (int64_t j = from; j < end; j++)
                 update_row(h, j - h->due * s->block, s->Dk, h->ring_k, h->k + j * s->Dk);
+        fetch(h->v + from * s->Dv, (end - from) * s->Dv);
         for (int64_t g = 0; g < group; g++) {
-            int64_t j = from;
+            const real *q = h->q + g * s->Dk;
             real *out = h->logits + g * s->padded;
-            for (; j + 4 <= end; j += 4) dot4(h->q + g * s->Dk, h->k + j * s->Dk, s->Dk, out + j);
-            for (; j < end; j++) out[j] = dot(h->q + g * s->Dk, h->k + j * s->Dk, s->Dk);
+            for (int64_t j = from; j < end; j += 8) {
+                int64_t first = j + 8 <= end ? j : end - 8; /* the last rows overlap the eight before them */
+                if (first >= 0)
+                    dot8(q, h->k + first * s->Dk, s->Dk, out + first);
+                else
+                    for (int64_t r = j; r < end; r++) out[r] = dot(q, h->k + r * s->Dk, s->Dk);
+            }
         }
     }
 }
 
 /* ---- from logits to weights ------------------------------------------------------------------------------------- */
 
-/* Tokens that block r misses after this step. */
-static int64_t missed(const head *h, int64_t r)
-{
-    return r == h->due ? 0 : bla_step_pending(h->s, h->x, r, h->t) + 1;
-}
-
 static void apply_pending(const head *h, real *logits)
 {
     const bla_step_shape *s = h->s;
     for (int64_t r = 0; r < s->n_blocks; r++) {
-        int64_t pending = missed(h, r), end = (r + 1) * s->block < s->padded ? (r + 1) * s->block : s->padded;
+        int64_t pending = h->missed[r], end = (r + 1) * s->block < s->padded ? (r + 1) * s->block : s->padded;
         if (pending == 0) continue;
         for (int64_t j = r * s->block; j < end; j += VL) {
             vreal l = v_load(logits + j);
@@ -202,23 +223,24 @@ static void apply_pending(const head *h, real *logits)
 }
 
 /* scores[u] = sum_j w_j phi_u[j] (later gates), and w_j loses what later tokens overwrote. Newest token first. */
-static void split_weights(const head *h, real *w)
+static void split_weights(const head *h, int64_t held, real *w)
 {
     const bla_step_shape *s = h->s;
-    memset(h->scores, 0, (size_t)s->fold * sizeof(real));
+    memset(h->partial, 0, (size_t)(s->fold * VL) * sizeof(real));
     for (int64_t r = 0; r < s->n_blocks; r++) {
-        int64_t pending = missed(h, r), end = (r + 1) * s->block < s->padded ? (r + 1) * s->block : s->padded;
-        int64_t u = h->at;
-        for (int64_t m = 0; m < pending; m++, u = u == 0 ? s->fold - 1 : u - 1) {
-            vreal sum = v_zero();
-            for (int64_t j = r * s->block; j < end; j += VL) {
-                vreal phi = v_load(h->phi + u * s->padded + j), x = v_load(w + j);
-                sum += x * phi;
-                if (s->decay) v_store(w + j, x - x * phi);
+        int64_t pending = h->missed[r], end = (r + 1) * s->block < s->padded ? (r + 1) * s->block : s->padded;
+        for (int64_t j = r * s->block; j < end; j += VL) {
+            vreal x = v_load(w + j);
+            for (int64_t m = 0, u = h->at; m < pending; m++, u = u == 0 ? s->fold - 1 : u - 1) {
+                vreal part = x * v_load(h->phi + u * s->padded + j);
+                v_store(h->partial + u * VL, v_load(h->partial + u * VL) + part);
+                if (s->decay) x -= part;
             }
-            h->scores[u] += v_sum(sum);
+            v_store(w + j, x);
         }
     }
+    for (int64_t m = 0, u = h->at; m < held; m++, u = u == 0 ? s->fold - 1 : u - 1)
+        h->scores[u] = v_sum(v_load(h->partial + u * VL));
 }
 
 /* x [padded] <- sum_i phi_t[(i + j) mod S] x_i, the relative grid's mix; zero beyond S. */
@@ -269,7 +291,6 @@ static void softmax(const bla_step_shape *s, int64_t visible, real *x)
 /* sum [n] += sum over `count` rows of w_i row_i; rows are D apart. Columns in tiles that stay in registers. */
 static void add_rows(const real *w, const real *rows, int64_t count, int64_t D, real *sum)
 {
-    enum { TILE = 8 };
     int64_t d = 0;
     for (; d + TILE * VL <= D; d += TILE * VL) {
         vreal acc[TILE];
@@ -295,6 +316,7 @@ static void read_values(const head *h, int64_t group)
         if (from / s->block == h->due)
             for (int64_t j = from; j < end; j++)
                 update_row(h, j - h->due * s->block, s->Dv, h->ring_v, h->v + j * s->Dv);
+        if (h->ahead > 0) fetch(h->k + (s->S + from) * s->Dk, (end - from) * s->Dk);
         for (int64_t g = 0; g < group; g++)
             add_rows(h->logits + g * s->padded + from, h->v + from * s->Dv, end - from, s->Dv,
                      h->sums + g * round_up(s->Dv));
@@ -317,25 +339,29 @@ static head open_head(const bla_step_shape *s, const bla_step *a, int64_t b, int
     h.logits = share, share += group * s->padded;
     h.spare = share, share += 3 * s->padded;
     h.scores = share, share += round_up(s->fold);
-    h.sums = share;
-    for (int64_t r = 0; r < s->n_blocks; r++)
-        if (bla_step_phase(s, r) == h.at) h.due = r;
-    if (h.due >= 0) h.due_tokens = bla_step_pending(s, x, h.due, h.t) + 1;
+    h.partial = share, share += s->fold * VL;
+    h.sums = share, share += group * round_up(s->Dv);
+    h.missed = (int64_t *)(((uintptr_t)share + 63) & ~(uintptr_t)63);
+    int64_t held = h.t + 1 - x->empty_at;
+    for (int64_t r = 0; r < s->n_blocks; r++) {
+        int64_t since = h.at - bla_step_phase(s, r);
+        if (since == 0) h.due = r, h.due_tokens = held < s->fold ? held : s->fold;
+        since += since < 0 ? s->fold : 0;
+        h.missed[r] = since < held ? since : held;
+    }
     return h;
 }
 
-static void step_task(void *context, int64_t task, int worker)
+static void step_head(const bla_step *a, head h, int64_t b, int64_t kv)
 {
-    const bla_step_shape *s = ((void **)context)[0];
-    const bla_step *a = ((void **)context)[1];
-    const int64_t b = task / s->Hkv, kv = task % s->Hkv, group = s->H / s->Hkv;
-    head h = open_head(s, a, b, kv, (real *)((char *)a->workspace + (size_t)worker * share_bytes(s)));
+    const bla_step_shape *s = h.s;
+    const int64_t group = s->H / s->Hkv, seen = h.t + 1 - h.x->empty_at;
+    const int64_t held = seen < s->fold ? seen : s->fold; /* ring entries in use */
     memcpy(h.ring_k + h.at * s->Dk, (const real *)a->k + (b * s->Hkv + kv) * s->Dk, (size_t)s->Dk * sizeof(real));
     memcpy(h.ring_v + h.at * s->Dv, (const real *)a->v + (b * s->Hkv + kv) * s->Dv, (size_t)s->Dv * sizeof(real));
     if (h.due >= 0) due_coefficients(&h);
     read_keys(&h, group);
     int64_t visible = bla_step_visible(s, s->period_of[kv], h.t);
-    int64_t held = h.t - h.x->empty_at + 1 < s->fold ? h.t - h.x->empty_at + 1 : s->fold; /* ring entries in use */
     memset(h.sums, 0, (size_t)(group * round_up(s->Dv)) * sizeof(real));
     for (int64_t g = 0; g < group; g++) {
         real *w = h.logits + g * s->padded;
@@ -346,7 +372,7 @@ static void step_task(void *context, int64_t task, int worker)
         if (s->relative) mix(&h, w);
         softmax(s, visible, w);
         if (s->relative) mix(&h, w);
-        split_weights(&h, w);
+        split_weights(&h, held, w);
         for (int64_t m = 0, u = h.at; m < held; m++, u = u == 0 ? s->fold - 1 : u - 1)
             add_rows(&h.scores[u], h.ring_v + u * s->Dv, 1, s->Dv, h.sums + g * round_up(s->Dv));
     }
@@ -356,12 +382,26 @@ static void step_task(void *context, int64_t task, int worker)
                (size_t)s->Dv * sizeof(real));
 }
 
+static void step_task(void *context, int64_t task, int worker)
+{
+    const step_job *job = context;
+    const bla_step_shape *s = job->shape;
+    const bla_step *a = job->args;
+    int64_t first = task * job->heads, b = first / s->Hkv, kv = first % s->Hkv;
+    for (int64_t i = 0; i < job->heads; i++) {
+        head h = open_head(s, a, b, kv + i, (real *)((char *)a->workspace + (size_t)worker * share_bytes(s)));
+        h.ahead = job->heads - 1 - i;
+        step_head(a, h, b, kv + i);
+    }
+}
+
 static void run(const bla_step_shape *shape, const bla_step *args)
 {
-    const void *context[] = {shape, args};
+    /* Whole sequences where there are enough of them to share out evenly, else single heads. */
+    step_job job = {shape, args, args->count >= 8 * shape->threads ? shape->Hkv : 1};
     int64_t rows = args->count * shape->n_periods;
-    threads_run(shape->threads, (rows + ROWS_PER_TASK - 1) / ROWS_PER_TASK, weights_task, context);
-    threads_run(shape->threads, args->count * shape->Hkv, step_task, context);
+    threads_run(shape->threads, (rows + ROWS_PER_TASK - 1) / ROWS_PER_TASK, weights_task, &job);
+    threads_run(shape->threads, args->count * shape->Hkv / job.heads, step_task, &job);
 }
 
 #define NAME_TEXT_(suffix) #suffix
