@@ -182,10 +182,21 @@ static void results_free(results *r)
  * size 0.02: inputs, parameters and weights are of size 1. */
 static double error_of(const results *a, const results *b, int i)
 {
-    double size = 0;
-    for (int64_t k = 0; k < b->count[i]; k++) size = fmax(size, fabs(b->tensor[i][k]));
-    double error = relative_error(a->tensor[i], b->tensor[i], b->count[i]);
-    return size > 0 ? error * size / fmax(size, 0.02) : error;
+    double size = 0.02, worst = 0;
+    for (int64_t k = 0; k < b->count[i]; k++) {
+        size = fmax(size, fabs(b->tensor[i][k]));
+        double distance = fabs(a->tensor[i][k] - b->tensor[i][k]);
+        worst = distance > worst || isnan(distance) ? distance : worst;
+    }
+    return worst / size;
+}
+
+/* In single precision: what the plain loops lose there, and more for another order of sums. gdn's two numbers
+ * per head collect d_g of all tokens, which the chunked form gets as differences of sums over a chunk. */
+static double single_limit(const char *name, double own)
+{
+    double least = !strcmp(name, "d_A") || !strcmp(name, "d_dt_bias") ? 1e-4 : 2e-5;
+    return fmax(least, 8 * own);
 }
 
 /* Also over several chunks of every kernel, at odd lengths. */
@@ -200,15 +211,14 @@ static void fast_agrees_with_reference(void **state)
             for (int kind = CASE_FAST_F64; kind < CASE_DEVICES; kind++) {
                 results got = run((case_device)kind, variants[v], 2, lengths[l]);
                 for (int i = 0; i < want.tensors; i++) {
-                    /* In single precision: what the plain loops lose there, and a little more for another
-                     * order. */
-                    double own = error_of(&single, &want, i);
-                    double limit = kind == CASE_FAST_F64 ? 1e-11 : fmax(2e-5, 8 * own);
+                    double own = error_of(&single, &want, i), limit = single_limit(want.name[i], own);
+                    if (kind == CASE_FAST_F64) limit = 1e-11;
                     double error = error_of(&got, &want, i);
                     if (kind == CASE_REF_F32) limit = 1e-3;
                     if (!(error <= limit))
-                        fail_msg("%s, length %lld, %s, %s: relative error %g, allowed %g", variants[v],
-                                 (long long)lengths[l], case_device_name[kind], want.name[i], error, limit);
+                        fail_msg("%s, length %lld, %s, %s: relative error %g, allowed %g (plain loops %g)",
+                                 variants[v], (long long)lengths[l], case_device_name[kind], want.name[i],
+                                 error, limit, own);
                 }
                 results_free(&got);
             }
