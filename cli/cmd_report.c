@@ -121,8 +121,7 @@ static int fill_tables(report_page *page)
     report_csv_groups(page->report, page->tables[REPORT_GROUPS].stream);
     report_csv_runs(page->report, page->tables[REPORT_RUNS].stream);
     report_csv_curves(page->report, page->tables[REPORT_CURVES].stream);
-    if (page->mask_count)
-        report_csv_masks(page->report, page->masks, page->mask_count, page->tables[REPORT_MASKS].stream);
+    if (page->mask_count) report_csv_masks(page->masks, page->mask_count, page->tables[REPORT_MASKS].stream);
     return CLI_OK;
 }
 

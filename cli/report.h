@@ -81,7 +81,7 @@ extern const char *const report_table_names[REPORT_TABLES]; /* "groups", ... */
 void report_csv_groups(const report *r, FILE *to);
 void report_csv_runs(const report *r, FILE *to);
 void report_csv_curves(const report *r, FILE *to);
-void report_csv_masks(const report *r, const report_mask *masks, size_t count, FILE *to);
+void report_csv_masks(const report_mask *masks, size_t count, FILE *to);
 
 /* The whole page. */
 void report_write_html(const report_page *page, FILE *to);

@@ -78,7 +78,8 @@ void report_csv_curves(const report *r, FILE *to)
         }
 }
 
-void report_csv_masks(const report *r, const report_mask *masks, size_t count, FILE *to)
+/* Groups by their place in the table of groups: this is by far the longest table. */
+void report_csv_masks(const report_mask *masks, size_t count, FILE *to)
 {
     fprintf(to, "group,layer,head,query,token,weight\n");
     for (size_t i = 0; i < count; i++) {
@@ -87,8 +88,8 @@ void report_csv_masks(const report *r, const report_mask *masks, size_t count, F
             for (int64_t u = 0; u <= t; u++) {
                 double weight = m->weights[t * m->length + u];
                 if (fabs(weight) < REPORT_MASK_LEAST) continue;
-                quoted(to, r->groups[m->group].label);
-                fprintf(to, ",%d,%d,%lld,%lld,%.4g\n", m->layer, m->head, (long long)t, (long long)u, weight);
+                fprintf(to, "%zu,%d,%d,%lld,%lld,%.3g\n", m->group + 1, m->layer, m->head, (long long)t,
+                        (long long)u, weight);
             }
     }
 }

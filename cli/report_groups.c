@@ -51,7 +51,7 @@ static void add_size(const run *r, report_group *g)
         if (*b)
             snprintf(at, room, ", M = %.12s, T = %.40s", run_option(r, "modes", a), b);
         else
-            snprintf(at, room, ", M = %.12s, T = %.40s S", run_option(r, "modes", a),
+            snprintf(at, room, ", M = %.12s, T = %.40sS", run_option(r, "modes", a),
                      run_option(r, "resolution", b));
         if (!strcmp(run_option(r, "decay", a), "true"))
             strncat(g->label, ", decay", sizeof g->label - strlen(g->label) - 1);
@@ -201,13 +201,17 @@ static int measure_groups(report *r)
     return CLI_OK;
 }
 
-/* A dash pattern per group of one colour. */
+/* A dash pattern per group of one colour; the one with the most runs is drawn solid. */
 static void choose_dashes(report *r)
 {
     for (size_t i = 0; i < r->group_count; i++) {
-        r->groups[i].dash = 1;
-        for (size_t j = 0; j < i; j++)
-            if (!strcmp(r->groups[i].colour, r->groups[j].colour)) r->groups[i].dash++;
+        report_group *g = &r->groups[i];
+        g->dash = 1;
+        for (size_t j = 0; j < r->group_count; j++) {
+            const report_group *other = &r->groups[j];
+            if (strcmp(g->colour, other->colour)) continue;
+            if (other->count > g->count || (other->count == g->count && j < i)) g->dash++;
+        }
     }
 }
 

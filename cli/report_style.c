@@ -23,7 +23,7 @@ void report_write_style(FILE *to)
         "p{margin:8px 0;max-width:44em}\n"
         ".lead{font-size:18px}\n"
         ".note,figcaption{color:var(--soft);font-size:14px;line-height:1.5}\n"
-        ".tiles{display:grid;grid-template-columns:repeat(auto-fit,minmax(215px,1fr));gap:12px;margin:24px 0 "
+        ".tiles{display:grid;grid-template-columns:repeat(auto-fit,minmax(180px,1fr));gap:12px;margin:24px 0 "
         "8px;"
         "padding:0;list-style:none}\n"
         ".tiles li{background:var(--raised);border-radius:10px;border-top:4px solid var(--tint);padding:12px "
