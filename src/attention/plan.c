@@ -81,13 +81,31 @@ static void set_layout(blurry_attn_plan *p)
     l->bytes = size_add(l->ring_phi, size_align(size_mul(size_of(s->n_periods, (size_t)s->fold), (size_t)s->padded * e)));
 }
 
-/* Every size a caller may be told, and the tensors themselves, must be addressable. */
+static blurry_status too_large(const blurry_attn_plan *p, const char *what)
+{
+    const blurry_attn_desc *d = &p->desc;
+    return status_fail(BLURRY_E_MEMORY, "batch %lld, length %lld, heads %lld, modes %lld: %s would not fit in memory",
+                       (long long)d->batch, (long long)d->length, (long long)d->heads, (long long)d->modes, what);
+}
+
+/* Before any kernel computes with the shape: tokens, tensors and a state for every token stay below 2^62 bytes, so
+ * products of sizes in the kernels fit 64 bits. */
+static blurry_status check_extent(const blurry_attn_plan *p)
+{
+    const blurry_attn_desc *d = &p->desc;
+    size_t tokens = size_of(d->batch, (size_t)d->length), limit = (size_t)1 << 62;
+    size_t widest = (size_t)(d->dim_k > d->dim_v ? d->dim_k : d->dim_v) * sizeof(double);
+    size_t state = size_mul(size_mul((size_t)d->heads, 2 * (size_t)d->modes), size_mul(2, widest));
+    if (size_mul(size_mul(tokens, (size_t)d->heads), widest) >= limit) return too_large(p, "one of q, k, v, o");
+    if (size_mul(size_add(tokens, (size_t)d->batch), state) >= limit) return too_large(p, "states");
+    return BLURRY_OK;
+}
+
+/* Every size a caller may be told must be addressable. */
 static blurry_status set_sizes(blurry_attn_plan *p)
 {
     const bla_shape *s = &p->shape;
     size_t prefix = attn_prefix_bytes(p);
-    size_t widest = (size_t)(s->Dk > s->Dv ? s->Dk : s->Dv) * p->element;
-    size_t tensor = size_mul(size_of(s->tokens, (size_t)s->H), widest);
     p->forward_bytes = size_align(size_add(prefix, p->kernel->forward_workspace(s)));
     p->backward_bytes = size_align(size_add(prefix, p->kernel->backward_workspace(s)));
     p->saved_bytes = size_align(p->kernel->saved_bytes(s));
@@ -97,18 +115,13 @@ static blurry_status set_sizes(blurry_attn_plan *p)
     const struct {
         const char *what;
         size_t bytes;
-    } all[] = {{"one of q, k, v, o", tensor},
-               {"the states of the batch", size_mul(p->layout.bytes, (size_t)s->batch)},
+    } all[] = {{"the states of the batch", size_mul(p->layout.bytes, (size_t)s->batch)},
                {"the forward workspace", p->forward_bytes},
                {"the backward workspace", p->backward_bytes},
                {"the saved notes", p->saved_bytes},
                {"the step workspace", p->step_bytes}};
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
-        if (all[i].bytes > (size_t)PTRDIFF_MAX)
-            return status_fail(BLURRY_E_MEMORY,
-                               "batch %lld, length %lld, heads %lld, modes %lld: %s would not fit in memory",
-                               (long long)s->batch, (long long)p->desc.length, (long long)s->H, (long long)s->M,
-                               all[i].what);
+        if (all[i].bytes > (size_t)PTRDIFF_MAX) return too_large(p, all[i].what);
     return BLURRY_OK;
 }
 
@@ -117,6 +130,7 @@ static blurry_status build(blurry_attn_plan *p, const blurry_attn_desc *desc)
     STATUS_TRY(attn_desc_resolve(desc, &p->desc));
     if (p->desc.fold == 0) p->desc.fold = FOLD_DEFAULT;
     p->element = p->desc.dtype == BLURRY_F32 ? sizeof(float) : sizeof(double);
+    STATUS_TRY(check_extent(p));
     STATUS_TRY(set_periods(p));
     STATUS_TRY(set_step(p));
     set_shape(p);
