@@ -88,6 +88,20 @@ static void equal_state_sentences(FILE *to, const report *r)
     }
 }
 
+/* A label whose "M = 8" never breaks across lines. */
+static void label(FILE *to, const report_group *g)
+{
+    for (const char *c = g->label; *c; c++) {
+        char one[2] = {*c, 0};
+        int beside_equals = *c == ' ' && (c[1] == '=' || (c > g->label && c[-1] == '='));
+        if (beside_equals)
+            fputs("&#160;", to);
+        else
+            html_text(to,
+                      (unsigned char)*c < 0x80 ? one : "?"); /* labels are ASCII but for odd option values */
+    }
+}
+
 static void tiles(FILE *to, const report *r)
 {
     if (r->group_count > 8) return;
@@ -98,7 +112,7 @@ static void tiles(FILE *to, const report *r)
         report_value(r, g->mean, mean);
         report_value(r, g->deviation, deviation);
         fprintf(to, "<li style=\"--tint:var(--%s)\"><b>%s</b><span>", g->colour, mean);
-        html_text(to, g->label);
+        label(to, g);
         fprintf(to, "</span><span class=\"note\">%s%" PRId64 " numbers of state", g->full ? "up to " : "",
                 g->state);
         if (g->count > 1)
@@ -201,7 +215,8 @@ static void masks_section(FILE *to, const report_page *page)
           "Shaded cells can be "
           "reached, blank ones cannot. Circles mark where the answer to a labelled query stands: a model "
           "that recalls has "
-          "strong colour there, and a window that has moved on cannot.</p>\n"
+          "strong colour there (or up to three tokens later, where a short convolution carried it), and a "
+          "window that has moved on cannot.</p>\n"
           "<p class=\"note\">below zero<span class=\"scale\">&#160;</span>1. Weights under 2 % are not "
           "drawn.</p>\n",
           to);
