@@ -1,5 +1,5 @@
-/* blurry_model_attention: two independent paths (softmax by hand, the operator with one-hot values) must agree where the
- * operator's identities say so, in every layer of a whole model. */
+/* blurry_model_attention: two independent paths (softmax by hand, the operator with one-hot values) must
+ * agree where the operator's identities say so, in every layer of a whole model. */
 #include "support/test.h"
 #include "blurry/model.h"
 
@@ -10,8 +10,8 @@ enum { LENGTH = 24, VOCAB = 40 };
 
 static blurry_model *make_model(const char *const *assignments)
 {
-    static const char *const shape[] = {"vocab=40", "length=24", "width=32", "heads=4", "kv_heads=2", "layers=2",
-                                        "batch=1", "precision=f64", "seed=5", NULL};
+    static const char *const shape[] = {"vocab=40", "length=24", "width=32",      "heads=4", "kv_heads=2",
+                                        "layers=2", "batch=1",   "precision=f64", "seed=5",  NULL};
     blurry_settings *settings = NULL;
     blurry_model *model = NULL;
     assert_ok(blurry_settings_create(&settings));
