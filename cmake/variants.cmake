@@ -22,6 +22,14 @@ function(blurry_variant target source suffix type)
   target_link_libraries(${target} PRIVATE blurry_flags blurry_dependencies)
 endfunction()
 
+function(blurry_simd_variant target source isa type)
+  blurry_variant(${target} ${source} ${isa} ${type})
+  target_compile_definitions(${target} PRIVATE BLURRY_VECTOR_BYTES=${BLURRY_ISA_BYTES_${isa}})
+  # Contraction is what makes a multiply and an add one FMA; results stay the same on every rerun.
+  target_compile_options(${target} PRIVATE ${BLURRY_ISA_FLAGS_${isa}} -ffp-contract=fast -fno-trapping-math
+    -fno-signed-zeros -Wno-psabi)
+endfunction()
+
 function(blurry_add_variants out)
   file(GLOB refs CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/src/kernels/*/ref.c)
   file(GLOB simds CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/src/kernels/*/simd.c)
@@ -40,11 +48,7 @@ function(blurry_add_variants out)
     foreach(isa ${BLURRY_ISAS})
       foreach(type f32 f64)
         set(target ${op}_${isa}_${type})
-        blurry_variant(${target} ${source} ${isa} ${type})
-        target_compile_definitions(${target} PRIVATE BLURRY_VECTOR_BYTES=${BLURRY_ISA_BYTES_${isa}})
-        # Contraction is what makes a multiply and an add one FMA; results stay the same on every rerun.
-        target_compile_options(${target} PRIVATE ${BLURRY_ISA_FLAGS_${isa}} -ffp-contract=fast -fno-trapping-math
-          -fno-signed-zeros -Wno-psabi)
+        blurry_simd_variant(${target} ${source} ${isa} ${type})
         list(APPEND objects $<TARGET_OBJECTS:${target}>)
       endforeach()
     endforeach()
