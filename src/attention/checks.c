@@ -24,13 +24,14 @@ blurry_status attn_check_ranges(const attn_range *ranges, int count)
         if (!r->at && r->required && r->bytes > 0)
             return status_fail(BLURRY_E_INVALID, "%s is NULL: give %zu bytes", r->name, r->bytes);
         if (r->at && r->bytes > 0 && (uintptr_t)r->at % r->alignment != 0)
-            return status_fail(BLURRY_E_INVALID, "%s is at %p: align it to %zu bytes", r->name, r->at, r->alignment);
+            return status_fail(BLURRY_E_INVALID, "%s is at %p: align it to %zu bytes", r->name, r->at,
+                               r->alignment);
         for (int j = 0; j < i; j++) {
             const attn_range *other = &ranges[j];
             if (!r->at || !other->at || !(r->written || other->written) || same_state(other, r)) continue;
             if (overlap(r, other))
-                return status_fail(BLURRY_E_INVALID, "%s at %p overlaps %s at %p: give separate memory", r->name, r->at,
-                                   other->name, other->at);
+                return status_fail(BLURRY_E_INVALID, "%s at %p overlaps %s at %p: give separate memory",
+                                   r->name, r->at, other->name, other->at);
         }
     }
     return BLURRY_OK;
@@ -55,11 +56,13 @@ blurry_status attn_check_offsets(const blurry_attn_plan *plan, const int64_t *of
         return status_fail(BLURRY_E_INVALID, "offsets[0] is %lld: offsets begin at 0", (long long)offsets[0]);
     for (int64_t b = 0; b < B; b++)
         if (offsets[b + 1] < offsets[b])
-            return status_fail(BLURRY_E_INVALID, "offsets[%lld] is %lld, below offsets[%lld], %lld: they must not fall",
-                               (long long)(b + 1), (long long)offsets[b + 1], (long long)b, (long long)offsets[b]);
+            return status_fail(
+                BLURRY_E_INVALID, "offsets[%lld] is %lld, below offsets[%lld], %lld: they must not fall",
+                (long long)(b + 1), (long long)offsets[b + 1], (long long)b, (long long)offsets[b]);
     if (offsets[B] > plan->shape.tokens)
-        return status_fail(BLURRY_E_INVALID, "offsets[%lld] is %lld: the plan holds batch * length = %lld tokens",
-                           (long long)B, (long long)offsets[B], (long long)plan->shape.tokens);
+        return status_fail(BLURRY_E_INVALID,
+                           "offsets[%lld] is %lld: the plan holds batch * length = %lld tokens", (long long)B,
+                           (long long)offsets[B], (long long)plan->shape.tokens);
     *tokens = offsets[B];
     return BLURRY_OK;
 }
@@ -71,11 +74,13 @@ blurry_status attn_check_states(const blurry_attn_plan *plan, const void *states
         char name[48];
         attn_state_header header;
         snprintf(name, sizeof name, "state_in[%lld]", (long long)b);
-        STATUS_TRY(attn_state_check(plan, (const char *)states + (size_t)b * plan->layout.bytes, name, &header));
+        STATUS_TRY(
+            attn_state_check(plan, (const char *)states + (size_t)b * plan->layout.bytes, name, &header));
         int64_t count = offsets ? offsets[b + 1] - offsets[b] : plan->desc.length;
         if (count > ATTN_POSITION_MAX - header.position)
-            return status_fail(BLURRY_E_INVALID, "%s has position %lld: %lld more tokens pass the last position, %lld",
-                               name, (long long)header.position, (long long)count, (long long)ATTN_POSITION_MAX);
+            return status_fail(BLURRY_E_INVALID,
+                               "%s has position %lld: %lld more tokens pass the last position, %lld", name,
+                               (long long)header.position, (long long)count, (long long)ATTN_POSITION_MAX);
     }
     return BLURRY_OK;
 }

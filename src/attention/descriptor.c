@@ -42,8 +42,8 @@ static blurry_status check_number(const char *name, int64_t index, double value)
     if (isfinite(value) && value >= 0) return BLURRY_OK;
     if (index < 0)
         return status_fail(BLURRY_E_INVALID, "%s is %g: give a finite number of at least 0", name, value);
-    return status_fail(BLURRY_E_INVALID, "%s[%lld] is %g: give a finite number of at least 0", name, (long long)index,
-                       value);
+    return status_fail(BLURRY_E_INVALID, "%s[%lld] is %g: give a finite number of at least 0", name,
+                       (long long)index, value);
 }
 
 static blurry_status check_choices(const blurry_attn_desc *d)
@@ -58,27 +58,30 @@ static blurry_status check_choices(const blurry_attn_desc *d)
     if (d->threads < 0 || d->threads > THREADS_MAX)
         return status_fail(BLURRY_E_INVALID, "threads is %d: give 0 to %d", d->threads, THREADS_MAX);
     if (d->grid == BLURRY_GRID_RELATIVE && d->decay)
-        return status_fail(BLURRY_E_UNSUPPORTED,
-                           "decay is 1 with grid relative: the relative grid is defined without decay, set decay = 0");
+        return status_fail(
+            BLURRY_E_UNSUPPORTED,
+            "decay is 1 with grid relative: the relative grid is defined without decay, set decay = 0");
     return BLURRY_OK;
 }
 
 blurry_status attn_desc_resolve(const blurry_attn_desc *desc, blurry_attn_desc *d)
 {
-    if (!desc) return status_fail(BLURRY_E_INVALID, "desc is NULL: give a descriptor set up by blurry_attn_desc_init");
+    if (!desc)
+        return status_fail(BLURRY_E_INVALID,
+                           "desc is NULL: give a descriptor set up by blurry_attn_desc_init");
     *d = *desc;
     for (size_t i = 0; i < sizeof rules / sizeof rules[0]; i++) {
         int64_t value;
         memcpy(&value, (const char *)d + rules[i].offset, sizeof value);
         if (value < rules[i].low || value > rules[i].high)
-            return status_fail(BLURRY_E_INVALID, "%s is %lld: give %lld to %lld", rules[i].name, (long long)value,
-                               (long long)rules[i].low, (long long)rules[i].high);
+            return status_fail(BLURRY_E_INVALID, "%s is %lld: give %lld to %lld", rules[i].name,
+                               (long long)value, (long long)rules[i].low, (long long)rules[i].high);
     }
     if (d->heads_kv == 0) d->heads_kv = d->heads;
     if (d->dim_v == 0) d->dim_v = d->dim_k;
     if (d->heads % d->heads_kv != 0)
-        return status_fail(BLURRY_E_INVALID, "heads is %lld, not a multiple of heads_kv, %lld", (long long)d->heads,
-                           (long long)d->heads_kv);
+        return status_fail(BLURRY_E_INVALID, "heads is %lld, not a multiple of heads_kv, %lld",
+                           (long long)d->heads, (long long)d->heads_kv);
     STATUS_TRY(check_choices(d));
     STATUS_TRY(check_number("scale", -1, d->scale));
     if (d->scale == 0) d->scale = 1.0 / sqrt((double)d->dim_k);
@@ -88,7 +91,8 @@ blurry_status attn_desc_resolve(const blurry_attn_desc *desc, blurry_attn_desc *
         STATUS_TRY(check_number("resolution", -1, d->resolution));
         double period = d->resolution * (double)(2 * d->modes - 1);
         if (!isfinite(period))
-            return status_fail(BLURRY_E_INVALID, "resolution is %g: too large for a finite period", d->resolution);
+            return status_fail(BLURRY_E_INVALID, "resolution is %g: too large for a finite period",
+                               d->resolution);
     }
     if (d->threads == 0) d->threads = threads_default();
     return BLURRY_OK;

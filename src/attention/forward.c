@@ -116,23 +116,31 @@ blurry_status blurry_attn_forward(const blurry_attn_plan *plan, const blurry_att
 {
     STATUS_TRY(check_forward(plan, args));
     const attn_layout *l = &plan->layout;
-    bla_forward call = {.n_sequences = plan->shape.batch, .q = args->q, .k = args->k, .v = args->v, .o = args->o,
-                        .saved = args->saved, .workspace = (char *)args->workspace + attn_prefix_bytes(plan)};
-    call.sequences = attn_prepare(plan, args->offsets, args->state_in, args->state_out, args->workspace, &call.in);
+    bla_forward call = {.n_sequences = plan->shape.batch,
+                        .q = args->q,
+                        .k = args->k,
+                        .v = args->v,
+                        .o = args->o,
+                        .saved = args->saved,
+                        .workspace = (char *)args->workspace + attn_prefix_bytes(plan)};
+    call.sequences =
+        attn_prepare(plan, args->offsets, args->state_in, args->state_out, args->workspace, &call.in);
     if (args->state_out)
-        call.out = slots_of((char *)args->state_out + l->k, (char *)args->state_out + l->v, l->bytes, plan->element);
+        call.out =
+            slots_of((char *)args->state_out + l->k, (char *)args->state_out + l->v, l->bytes, plan->element);
     plan->kernel->forward(&plan->shape, plan->tables, &call);
     if (args->state_out) finish_states(plan, call.sequences, args->state_out);
     return BLURRY_OK;
 }
 
-/* ---- backward ----------------------------------------------------------------------------------------------- */
+/* ---- backward
+ * ----------------------------------------------------------------------------------------------- */
 
 static blurry_status check_pair(const char *a_name, const void *a, const char *b_name, const void *b)
 {
     if (!a == !b) return BLURRY_OK;
-    return status_fail(BLURRY_E_INVALID, "%s is NULL but %s is not: give both or neither", a ? b_name : a_name,
-                       a ? a_name : b_name);
+    return status_fail(BLURRY_E_INVALID, "%s is NULL but %s is not: give both or neither",
+                       a ? b_name : a_name, a ? a_name : b_name);
 }
 
 static blurry_status check_backward(const blurry_attn_plan *plan, const blurry_attn_backward_args *a)
@@ -169,15 +177,24 @@ static blurry_status check_backward(const blurry_attn_plan *plan, const blurry_a
 /* Dense [B, Hkv, S, D] gradients as slots. */
 static bla_slots dense_slots(const bla_shape *s, const void *k, const void *v)
 {
-    return (bla_slots){(void *)(uintptr_t)k, (void *)(uintptr_t)v, s->Hkv * s->S * s->Dk, s->Hkv * s->S * s->Dv};
+    return (bla_slots){(void *)(uintptr_t)k, (void *)(uintptr_t)v, s->Hkv * s->S * s->Dk,
+                       s->Hkv * s->S * s->Dv};
 }
 
 blurry_status blurry_attn_backward(const blurry_attn_plan *plan, const blurry_attn_backward_args *args)
 {
     STATUS_TRY(check_backward(plan, args));
-    bla_backward call = {.n_sequences = plan->shape.batch, .q = args->q, .k = args->k, .v = args->v,
-                         .d_o = args->d_o, .saved = args->saved, .d_q = args->d_q, .d_k = args->d_k,
-                         .d_v = args->d_v, .d_period = args->d_period, .d_period_abs = args->d_period_abs,
+    bla_backward call = {.n_sequences = plan->shape.batch,
+                         .q = args->q,
+                         .k = args->k,
+                         .v = args->v,
+                         .d_o = args->d_o,
+                         .saved = args->saved,
+                         .d_q = args->d_q,
+                         .d_k = args->d_k,
+                         .d_v = args->d_v,
+                         .d_period = args->d_period,
+                         .d_period_abs = args->d_period_abs,
                          .d_out = dense_slots(&plan->shape, args->d_k_state_out, args->d_v_state_out),
                          .d_in = dense_slots(&plan->shape, args->d_k_state_in, args->d_v_state_in),
                          .workspace = (char *)args->workspace + attn_prefix_bytes(plan)};

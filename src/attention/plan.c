@@ -1,4 +1,5 @@
-/* Plan: kernels, tables and sizes, all decided once. After create nothing changes and nothing is allocated. */
+/* Plan: kernels, tables and sizes, all decided once. After create nothing changes and nothing is allocated.
+ */
 #include "attention/plan.h"
 #include "base/dirichlet.h"
 #include "base/sizes.h"
@@ -48,12 +49,14 @@ static blurry_status set_step(blurry_attn_plan *p)
     s->batch = d->batch;
     s->H = d->heads, s->Hkv = d->heads_kv, s->Dk = d->dim_k, s->Dv = d->dim_v, s->S = 2 * d->modes - 1;
     s->fold = d->fold;
-    s->scale = d->scale, s->decay = d->decay, s->relative = d->grid == BLURRY_GRID_RELATIVE, s->threads = d->threads;
+    s->scale = d->scale, s->decay = d->decay, s->relative = d->grid == BLURRY_GRID_RELATIVE,
+    s->threads = d->threads;
     bla_step_blocks(s);
     STATUS_TRY(ALLOCATE(p->visible, size_of(s->n_periods, (size_t)s->S), "positions"));
     STATUS_TRY(ALLOCATE(p->sines, 4 * s->padded, "sines"));
     for (int64_t i = 0; i < s->n_periods; i++)
-        for (int64_t j = 0; j < s->S; j++) p->visible[i * s->S + j] = dirichlet_visible_from(s->S, p->distinct[i], j);
+        for (int64_t j = 0; j < s->S; j++)
+            p->visible[i * s->S + j] = dirichlet_visible_from(s->S, p->distinct[i], j);
     bla_step_sines(s, p->sines);
     s->period = p->distinct, s->period_of = p->period_of, s->visible_from = p->visible, s->sines = p->sines;
     return BLURRY_OK;
@@ -62,10 +65,20 @@ static blurry_status set_step(blurry_attn_plan *p)
 static void set_shape(blurry_attn_plan *p)
 {
     const blurry_attn_desc *d = &p->desc;
-    p->shape = (bla_shape){.batch = d->batch, .tokens = d->batch * d->length, .H = d->heads, .Hkv = d->heads_kv,
-                           .Dk = d->dim_k, .Dv = d->dim_v, .M = d->modes, .S = 2 * d->modes - 1, .period = p->period,
-                           .raised = p->raised, .scale = d->scale, .decay = d->decay,
-                           .relative = d->grid == BLURRY_GRID_RELATIVE, .threads = d->threads};
+    p->shape = (bla_shape){.batch = d->batch,
+                           .tokens = d->batch * d->length,
+                           .H = d->heads,
+                           .Hkv = d->heads_kv,
+                           .Dk = d->dim_k,
+                           .Dv = d->dim_v,
+                           .M = d->modes,
+                           .S = 2 * d->modes - 1,
+                           .period = p->period,
+                           .raised = p->raised,
+                           .scale = d->scale,
+                           .decay = d->decay,
+                           .relative = d->grid == BLURRY_GRID_RELATIVE,
+                           .threads = d->threads};
 }
 
 static void set_layout(blurry_attn_plan *p)
@@ -78,25 +91,28 @@ static void set_layout(blurry_attn_plan *p)
     l->ring_k = size_add(l->v, size_align(size_mul(slots, (size_t)s->Dv * e)));
     l->ring_v = size_add(l->ring_k, size_align(size_mul(rings, (size_t)s->Dk * e)));
     l->ring_phi = size_add(l->ring_v, size_align(size_mul(rings, (size_t)s->Dv * e)));
-    l->bytes = size_add(l->ring_phi, size_align(size_mul(size_of(s->n_periods, (size_t)s->fold), (size_t)s->padded * e)));
+    l->bytes = size_add(l->ring_phi,
+                        size_align(size_mul(size_of(s->n_periods, (size_t)s->fold), (size_t)s->padded * e)));
 }
 
 static blurry_status too_large(const blurry_attn_plan *p, const char *what)
 {
     const blurry_attn_desc *d = &p->desc;
-    return status_fail(BLURRY_E_MEMORY, "batch %lld, length %lld, heads %lld, modes %lld: %s would not fit in memory",
-                       (long long)d->batch, (long long)d->length, (long long)d->heads, (long long)d->modes, what);
+    return status_fail(
+        BLURRY_E_MEMORY, "batch %lld, length %lld, heads %lld, modes %lld: %s would not fit in memory",
+        (long long)d->batch, (long long)d->length, (long long)d->heads, (long long)d->modes, what);
 }
 
-/* Before any kernel computes with the shape: tokens, tensors and a state for every token stay below 2^62 bytes, so
- * products of sizes in the kernels fit 64 bits. */
+/* Before any kernel computes with the shape: tokens, tensors and a state for every token stay below 2^62
+ * bytes, so products of sizes in the kernels fit 64 bits. */
 static blurry_status check_extent(const blurry_attn_plan *p)
 {
     const blurry_attn_desc *d = &p->desc;
     size_t tokens = size_of(d->batch, (size_t)d->length), limit = (size_t)1 << 62;
     size_t widest = (size_t)(d->dim_k > d->dim_v ? d->dim_k : d->dim_v) * sizeof(double);
     size_t state = size_mul(size_mul((size_t)d->heads, 2 * (size_t)d->modes), size_mul(2, widest));
-    if (size_mul(size_mul(tokens, (size_t)d->heads), widest) >= limit) return too_large(p, "one of q, k, v, o");
+    if (size_mul(size_mul(tokens, (size_t)d->heads), widest) >= limit)
+        return too_large(p, "one of q, k, v, o");
     if (size_mul(size_add(tokens, (size_t)d->batch), state) >= limit) return too_large(p, "states");
     return BLURRY_OK;
 }
@@ -137,8 +153,8 @@ static blurry_status build(blurry_attn_plan *p, const blurry_attn_desc *desc)
     set_layout(p);
     cpu_isa isa = cpu_isa_select();
     p->kernel = p->desc.reference ? bla_kernel_reference(p->desc.dtype) : bla_kernel_fast(p->desc.dtype, isa);
-    p->step_kernel =
-        p->desc.reference ? bla_step_kernel_reference(p->desc.dtype) : bla_step_kernel_fast(p->desc.dtype, isa);
+    p->step_kernel = p->desc.reference ? bla_step_kernel_reference(p->desc.dtype)
+                                       : bla_step_kernel_fast(p->desc.dtype, isa);
     p->fingerprint = attn_fingerprint(p);
     STATUS_TRY(set_sizes(p));
     return p->kernel->prepare(&p->shape, &p->tables);

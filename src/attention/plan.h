@@ -57,8 +57,8 @@ typedef struct attn_range {
     int required, written;
 } attn_range;
 
-/* NULL where required, misaligned, or a written range that overlaps another: BLURRY_E_INVALID with the names. Equal
- * addresses of state_in and state_out are allowed. */
+/* NULL where required, misaligned, or a written range that overlaps another: BLURRY_E_INVALID with the names.
+ * Equal addresses of state_in and state_out are allowed. */
 blurry_status attn_check_ranges(const attn_range *ranges, int count);
 blurry_status attn_check_workspace(const void *workspace, size_t bytes, size_t needed);
 /* Offsets [B+1] against the plan; *tokens is the number of tokens of the call. */
@@ -71,13 +71,16 @@ blurry_status attn_state_check(const blurry_attn_plan *plan, const void *state, 
                                attn_state_header *header);
 void attn_state_write_header(const blurry_attn_plan *plan, void *state, int64_t position, int64_t empty_at);
 /* The pointers into a state, for the kernels. */
-bla_step_sequence attn_state_view(const blurry_attn_plan *plan, const void *state, const attn_state_header *header);
+bla_step_sequence attn_state_view(const blurry_attn_plan *plan, const void *state,
+                                  const attn_state_header *header);
 uint64_t attn_fingerprint(const blurry_attn_plan *plan);
 
-/* Bytes at the start of a forward or backward workspace: sequences [B], then slots [B] for states with tokens pending. */
+/* Bytes at the start of a forward or backward workspace: sequences [B], then slots [B] for states with tokens
+ * pending. */
 size_t attn_prefix_bytes(const blurry_attn_plan *plan);
-/* Fills the sequences of a call into the workspace and finds the slots on entry: those of the states, or, where tokens
- * are pending, settled ones in `settle_into` (a batch of states, may be NULL) or else in the workspace. */
+/* Fills the sequences of a call into the workspace and finds the slots on entry: those of the states, or,
+ * where tokens are pending, settled ones in `settle_into` (a batch of states, may be NULL) or else in the
+ * workspace. */
 const bla_sequence *attn_prepare(const blurry_attn_plan *plan, const int64_t *offsets, const void *state_in,
                                  void *settle_into, void *workspace, bla_slots *in);
 

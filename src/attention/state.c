@@ -1,4 +1,5 @@
-/* States: a header that says what the bytes are, the slots, and the ring of tokens not yet folded into them. */
+/* States: a header that says what the bytes are, the slots, and the ring of tokens not yet folded into them.
+ */
 #include "attention/plan.h"
 #include "base/sizes.h"
 #include "base/status.h"
@@ -20,7 +21,8 @@ static const uint64_t hash_start = 0xcbf29ce484222325u;
 uint64_t attn_fingerprint(const blurry_attn_plan *plan)
 {
     const bla_shape *s = &plan->shape;
-    int64_t numbers[] = {s->Hkv, s->Dk, s->Dv, s->M, s->decay, s->relative, plan->step.fold, plan->desc.dtype};
+    int64_t numbers[] = {s->Hkv,   s->Dk,       s->Dv,           s->M,
+                         s->decay, s->relative, plan->step.fold, plan->desc.dtype};
     uint64_t hash = hash_bytes(hash_start, numbers, sizeof numbers);
     return hash_bytes(hash, plan->period, (size_t)s->Hkv * sizeof *plan->period);
 }
@@ -32,8 +34,11 @@ static uint64_t header_checksum(const attn_state_header *header)
 
 void attn_state_write_header(const blurry_attn_plan *plan, void *state, int64_t position, int64_t empty_at)
 {
-    attn_state_header header = {.version = STATE_VERSION, .header_bytes = sizeof header,
-                                .fingerprint = plan->fingerprint, .position = position, .empty_at = empty_at};
+    attn_state_header header = {.version = STATE_VERSION,
+                                .header_bytes = sizeof header,
+                                .fingerprint = plan->fingerprint,
+                                .position = position,
+                                .empty_at = empty_at};
     memcpy(header.magic, magic, sizeof magic);
     header.checksum = header_checksum(&header);
     memcpy(state, &header, sizeof header);
@@ -42,28 +47,34 @@ void attn_state_write_header(const blurry_attn_plan *plan, void *state, int64_t 
 blurry_status attn_state_check(const blurry_attn_plan *plan, const void *state, const char *name,
                                attn_state_header *header)
 {
-    if (!state) return status_fail(BLURRY_E_INVALID, "%s is NULL: give memory set up by blurry_attn_state_init", name);
+    if (!state)
+        return status_fail(BLURRY_E_INVALID, "%s is NULL: give memory set up by blurry_attn_state_init",
+                           name);
     if ((uintptr_t)state % 64 != 0)
         return status_fail(BLURRY_E_INVALID, "%s is at %p: align states to 64 bytes", name, state);
     memcpy(header, state, sizeof *header);
     if (memcmp(header->magic, magic, sizeof magic) != 0)
-        return status_fail(BLURRY_E_FORMAT, "%s does not begin with BLURSTAT: it is no state, or not initialised", name);
+        return status_fail(BLURRY_E_FORMAT,
+                           "%s does not begin with BLURSTAT: it is no state, or not initialised", name);
     if (header->version != STATE_VERSION || header->header_bytes != sizeof *header)
         return status_fail(BLURRY_E_FORMAT, "%s has version %u: this library reads version %d", name,
                            (unsigned)header->version, STATE_VERSION);
     if (header->checksum != header_checksum(header) || header->position < 0 || header->empty_at < 0 ||
         header->empty_at > header->position || header->position > ATTN_POSITION_MAX)
-        return status_fail(BLURRY_E_FORMAT, "%s is damaged: its header says position %lld and fails its checksum", name,
+        return status_fail(BLURRY_E_FORMAT,
+                           "%s is damaged: its header says position %lld and fails its checksum", name,
                            (long long)header->position);
     if (header->fingerprint != plan->fingerprint)
-        return status_fail(BLURRY_E_INVALID,
-                           "%s is of a plan with another shape, period, decay, grid, type or fold: fingerprint %016llx, "
-                           "not %016llx",
-                           name, (unsigned long long)header->fingerprint, (unsigned long long)plan->fingerprint);
+        return status_fail(
+            BLURRY_E_INVALID,
+            "%s is of a plan with another shape, period, decay, grid, type or fold: fingerprint %016llx, "
+            "not %016llx",
+            name, (unsigned long long)header->fingerprint, (unsigned long long)plan->fingerprint);
     return BLURRY_OK;
 }
 
-bla_step_sequence attn_state_view(const blurry_attn_plan *plan, const void *state, const attn_state_header *header)
+bla_step_sequence attn_state_view(const blurry_attn_plan *plan, const void *state,
+                                  const attn_state_header *header)
 {
     char *at = (char *)(uintptr_t)state;
     const attn_layout *l = &plan->layout;
@@ -99,8 +110,8 @@ static size_t v_bytes(const blurry_attn_plan *plan)
     return (size_t)(plan->shape.Hkv * plan->shape.S * plan->shape.Dv) * plan->element;
 }
 
-blurry_status blurry_attn_state_set(const blurry_attn_plan *plan, void *state, int64_t position, const void *k_slots,
-                                    const void *v_slots)
+blurry_status blurry_attn_state_set(const blurry_attn_plan *plan, void *state, int64_t position,
+                                    const void *k_slots, const void *v_slots)
 {
     STATUS_TRY(check_plain(plan, state));
     if (position < 0 || position > ATTN_POSITION_MAX)
@@ -117,8 +128,8 @@ blurry_status blurry_attn_state_set(const blurry_attn_plan *plan, void *state, i
     return BLURRY_OK;
 }
 
-blurry_status blurry_attn_state_get(const blurry_attn_plan *plan, const void *state, int64_t *position, void *k_slots,
-                                    void *v_slots)
+blurry_status blurry_attn_state_get(const blurry_attn_plan *plan, const void *state, int64_t *position,
+                                    void *k_slots, void *v_slots)
 {
     attn_state_header header;
     STATUS_TRY(check_plain(plan, state));

@@ -29,8 +29,10 @@ static void sort_addresses(uintptr_t *x, int64_t n)
     }
 }
 
-/* States must not overlap: each is updated on its own. Sorting is needed only where they do not lie in order. */
-static blurry_status check_distinct(const blurry_attn_plan *plan, const blurry_attn_step_args *a, uintptr_t *scratch)
+/* States must not overlap: each is updated on its own. Sorting is needed only where they do not lie in order.
+ */
+static blurry_status check_distinct(const blurry_attn_plan *plan, const blurry_attn_step_args *a,
+                                    uintptr_t *scratch)
 {
     int in_order = 1;
     for (int64_t i = 0; i < a->count; i++) {
@@ -90,8 +92,13 @@ blurry_status blurry_attn_step(const blurry_attn_plan *plan, const blurry_attn_s
     STATUS_TRY(open_states(plan, args, sequences));
     STATUS_TRY(check_distinct(plan, args, addresses));
     size_t prefix = size_align(size_of(plan->shape.batch, sizeof *sequences + sizeof *addresses));
-    bla_step call = {.count = args->count, .sequences = sequences, .q = args->q, .k = args->k, .v = args->v,
-                     .o = args->o, .workspace = (char *)args->workspace + prefix};
+    bla_step call = {.count = args->count,
+                     .sequences = sequences,
+                     .q = args->q,
+                     .k = args->k,
+                     .v = args->v,
+                     .o = args->o,
+                     .workspace = (char *)args->workspace + prefix};
     plan->step_kernel->run(&plan->step, &call);
     for (int64_t i = 0; i < args->count; i++)
         attn_state_write_header(plan, args->states[i], sequences[i].position + 1, sequences[i].empty_at);

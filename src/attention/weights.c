@@ -17,7 +17,8 @@ blurry_status blurry_weights(int64_t modes, double period, int64_t start, int64_
     if (count < 0 || count > ATTN_POSITION_MAX - start)
         return status_fail(BLURRY_E_INVALID, "count is %lld: positions end at %lld", (long long)count,
                            (long long)ATTN_POSITION_MAX);
-    if (!weights && count > 0) return status_fail(BLURRY_E_INVALID, "weights is NULL: give count * (2*modes-1) numbers");
+    if (!weights && count > 0)
+        return status_fail(BLURRY_E_INVALID, "weights is NULL: give count * (2*modes-1) numbers");
     int64_t S = 2 * modes - 1;
     double T = period < (double)S ? (double)S : period;
     for (int64_t i = 0; i < count; i++) dirichlet_weights(S, T, start + i, weights + i * S);

@@ -1,5 +1,5 @@
-/* Sizes in bytes that cannot overflow unnoticed: every operation saturates at SIZE_MAX, so one comparison at the end of
- * a calculation tells whether the result can be used. */
+/* Sizes in bytes that cannot overflow unnoticed: every operation saturates at SIZE_MAX, so one comparison at
+ * the end of a calculation tells whether the result can be used. */
 #ifndef BLURRY_BASE_SIZES_H
 #define BLURRY_BASE_SIZES_H
 #include <stddef.h>

@@ -1,7 +1,8 @@
-/* Vectors of the variant's element type, in GCC/Clang vector extensions: one source for every instruction set.
+/* Vectors of the variant's element type, in GCC/Clang vector extensions: one source for every instruction
+ * set.
  *
- * For sources compiled by cmake/variants.cmake, which sets BLURRY_VECTOR_BYTES. `vreal` holds VL elements; loads and
- * stores need no alignment. Everything is inline and free of branches. */
+ * For sources compiled by cmake/variants.cmake, which sets BLURRY_VECTOR_BYTES. `vreal` holds VL elements;
+ * loads and stores need no alignment. Everything is inline and free of branches. */
 #ifndef BLURRY_KERNELS_VECTOR_MATH_H
 #define BLURRY_KERNELS_VECTOR_MATH_H
 #include "kernels/variant.h"
@@ -20,7 +21,8 @@ typedef int32_t vint __attribute__((vector_size(BLURRY_VECTOR_BYTES))); /* lanes
 typedef int64_t vint __attribute__((vector_size(BLURRY_VECTOR_BYTES)));
 #endif
 /* The same vector at any address, allowed to alias arrays of `real`. */
-typedef real vreal_unaligned __attribute__((vector_size(BLURRY_VECTOR_BYTES), aligned(sizeof(real)), may_alias));
+typedef real vreal_unaligned
+    __attribute__((vector_size(BLURRY_VECTOR_BYTES), aligned(sizeof(real)), may_alias));
 
 #define V_INLINE static inline __attribute__((always_inline, unused))
 
@@ -67,9 +69,11 @@ V_INLINE vreal v_select(vint mask, vreal a, vreal b)
 V_INLINE vreal v_max(vreal a, vreal b)
 {
 #if BLURRY_VECTOR_BYTES == 64 && defined(__AVX512F__)
-    return REAL_IS_FLOAT ? (vreal)_mm512_max_ps((__m512)a, (__m512)b) : (vreal)_mm512_max_pd((__m512d)a, (__m512d)b);
+    return REAL_IS_FLOAT ? (vreal)_mm512_max_ps((__m512)a, (__m512)b)
+                         : (vreal)_mm512_max_pd((__m512d)a, (__m512d)b);
 #elif BLURRY_VECTOR_BYTES == 32 && defined(__AVX2__)
-    return REAL_IS_FLOAT ? (vreal)_mm256_max_ps((__m256)a, (__m256)b) : (vreal)_mm256_max_pd((__m256d)a, (__m256d)b);
+    return REAL_IS_FLOAT ? (vreal)_mm256_max_ps((__m256)a, (__m256)b)
+                         : (vreal)_mm256_max_pd((__m256d)a, (__m256d)b);
 #else
     return v_select((vint)(a > b), a, b);
 #endif
@@ -94,9 +98,12 @@ V_INLINE real v_sum(vreal x)
 V_INLINE void v_sum8(const vreal x[8], real *out)
 {
 #if REAL_IS_FLOAT && BLURRY_VECTOR_BYTES == 32 && defined(__AVX2__)
-    __m256 a = _mm256_hadd_ps(_mm256_hadd_ps((__m256)x[0], (__m256)x[1]), _mm256_hadd_ps((__m256)x[2], (__m256)x[3]));
-    __m256 b = _mm256_hadd_ps(_mm256_hadd_ps((__m256)x[4], (__m256)x[5]), _mm256_hadd_ps((__m256)x[6], (__m256)x[7]));
-    v_store(out, (vreal)_mm256_add_ps(_mm256_permute2f128_ps(a, b, 0x20), _mm256_permute2f128_ps(a, b, 0x31)));
+    __m256 a = _mm256_hadd_ps(_mm256_hadd_ps((__m256)x[0], (__m256)x[1]),
+                              _mm256_hadd_ps((__m256)x[2], (__m256)x[3]));
+    __m256 b = _mm256_hadd_ps(_mm256_hadd_ps((__m256)x[4], (__m256)x[5]),
+                              _mm256_hadd_ps((__m256)x[6], (__m256)x[7]));
+    v_store(out,
+            (vreal)_mm256_add_ps(_mm256_permute2f128_ps(a, b, 0x20), _mm256_permute2f128_ps(a, b, 0x31)));
 #else
     for (int i = 0; i < 8; i++) out[i] = v_sum(x[i]);
 #endif
@@ -111,9 +118,9 @@ V_INLINE real v_hmax(vreal x)
     return lane[0];
 }
 
-/* e^x. Relative error below 2 units in the last place for arguments from V_EXP_LOW to V_EXP_HIGH; exactly 0 below
- * (also at -infinity), saturated at e^V_EXP_HIGH above; NaN stays NaN. e^0 is exactly 1.
- * x = n ln2 + r with |r| <= ln2/2; n comes out of the low bits of x/ln2 + 1.5*2^(mantissa bits) and is added to the
+/* e^x. Relative error below 2 units in the last place for arguments from V_EXP_LOW to V_EXP_HIGH; exactly 0
+ * below (also at -infinity), saturated at e^V_EXP_HIGH above; NaN stays NaN. e^0 is exactly 1. x = n ln2 + r
+ * with |r| <= ln2/2; n comes out of the low bits of x/ln2 + 1.5*2^(mantissa bits) and is added to the
  * exponent of the polynomial's value. */
 #if REAL_IS_FLOAT
 #define V_EXP_LOW  (-87.0f)

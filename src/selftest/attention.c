@@ -1,4 +1,5 @@
-/* Blurry attention: forward, backward and decode of every variant against the double reference, through the public API. */
+/* Blurry attention: forward, backward and decode of every variant against the double reference, through the
+ * public API. */
 #include "base/memory.h"
 #include "base/status.h"
 #include "selftest/selftest.h"
@@ -35,12 +36,14 @@ typedef struct results {
 static blurry_status results_init(const shape *s, results *r)
 {
     int64_t n = s->B * s->L, slots = s->B * s->Hkv * (2 * s->M - 1);
-    r->n_q = n * s->H * s->Dk, r->n_k = n * s->Hkv * s->Dk, r->n_v = n * s->Hkv * s->Dv, r->n_o = n * s->H * s->Dv;
+    r->n_q = n * s->H * s->Dk, r->n_k = n * s->Hkv * s->Dk, r->n_v = n * s->Hkv * s->Dv,
+    r->n_o = n * s->H * s->Dv;
     r->n_sk = slots * s->Dk, r->n_sv = slots * s->Dv;
-    int64_t sizes[] = {r->n_q, r->n_k, r->n_v, r->n_o, r->n_sk, r->n_sv, r->n_o, r->n_q, r->n_k, r->n_v, r->n_sk, r->n_sv,
-                       r->n_sk, r->n_sv, r->n_o};
-    double **parts[] = {&r->q,   &r->k,   &r->v,         &r->d_o,       &r->slots_k, &r->slots_v, &r->o,      &r->d_q,
-                        &r->d_k, &r->d_v, &r->d_slots_k, &r->d_slots_v, &r->k_out,   &r->v_out,   &r->stepped};
+    int64_t sizes[] = {r->n_q, r->n_k, r->n_v,  r->n_o,  r->n_sk, r->n_sv, r->n_o, r->n_q,
+                       r->n_k, r->n_v, r->n_sk, r->n_sv, r->n_sk, r->n_sv, r->n_o};
+    double **parts[] = {&r->q,         &r->k,         &r->v,     &r->d_o,   &r->slots_k,
+                        &r->slots_v,   &r->o,         &r->d_q,   &r->d_k,   &r->d_v,
+                        &r->d_slots_k, &r->d_slots_v, &r->k_out, &r->v_out, &r->stepped};
     int64_t total = 0;
     for (int i = 0; i < 15; i++) total += sizes[i];
     void *memory;
@@ -88,21 +91,24 @@ static void *wanted(block *m, int64_t n)
     return part(m, (size_t)n * m->element);
 }
 
-static blurry_status run_step(const blurry_attn_plan *plan, const shape *s, results *r, char *states, block *m)
+static blurry_status run_step(const blurry_attn_plan *plan, const shape *s, results *r, char *states,
+                              block *m)
 {
     size_t bytes = blurry_attn_step_workspace(plan), state = blurry_attn_state_bytes(plan);
-    void *q = wanted(m, s->B * s->H * s->Dk), *k = wanted(m, s->B * s->Hkv * s->Dk), *v = wanted(m, s->B * s->Hkv * s->Dv);
+    void *q = wanted(m, s->B * s->H * s->Dk), *k = wanted(m, s->B * s->Hkv * s->Dk),
+         *v = wanted(m, s->B * s->Hkv * s->Dv);
     void *o = wanted(m, s->B * s->H * s->Dv), *workspace = part(m, bytes);
     void **pointers = part(m, (size_t)s->B * sizeof(void *));
     for (int64_t b = 0; b < s->B; b++) pointers[b] = states + (size_t)b * state;
     for (int64_t i = 0; i < s->L; i++) {
         for (int64_t b = 0; b < s->B; b++) {
             int64_t n = b * s->L + i;
-            convert(m->dtype, 1, r->q + n * s->H * s->Dk, (char *)q + (size_t)(b * s->H * s->Dk) * m->element, s->H * s->Dk);
-            convert(m->dtype, 1, r->k + n * s->Hkv * s->Dk, (char *)k + (size_t)(b * s->Hkv * s->Dk) * m->element,
-                    s->Hkv * s->Dk);
-            convert(m->dtype, 1, r->v + n * s->Hkv * s->Dv, (char *)v + (size_t)(b * s->Hkv * s->Dv) * m->element,
-                    s->Hkv * s->Dv);
+            convert(m->dtype, 1, r->q + n * s->H * s->Dk, (char *)q + (size_t)(b * s->H * s->Dk) * m->element,
+                    s->H * s->Dk);
+            convert(m->dtype, 1, r->k + n * s->Hkv * s->Dk,
+                    (char *)k + (size_t)(b * s->Hkv * s->Dk) * m->element, s->Hkv * s->Dk);
+            convert(m->dtype, 1, r->v + n * s->Hkv * s->Dv,
+                    (char *)v + (size_t)(b * s->Hkv * s->Dv) * m->element, s->Hkv * s->Dv);
         }
         blurry_attn_step_args a = {s->B, q, k, v, o, pointers, workspace, bytes};
         STATUS_TRY(blurry_attn_step(plan, &a));
@@ -113,7 +119,8 @@ static blurry_status run_step(const blurry_attn_plan *plan, const shape *s, resu
     return BLURRY_OK;
 }
 
-static blurry_status run_whole(const blurry_attn_plan *plan, const shape *s, results *r, char *states, block *m)
+static blurry_status run_whole(const blurry_attn_plan *plan, const shape *s, results *r, char *states,
+                               block *m)
 {
     size_t state = blurry_attn_state_bytes(plan), fb = blurry_attn_forward_workspace(plan);
     size_t bb = blurry_attn_backward_workspace(plan);
@@ -121,19 +128,38 @@ static blurry_status run_whole(const blurry_attn_plan *plan, const shape *s, res
     void *d_o = given(m, r->d_o, r->n_o), *o = wanted(m, r->n_o);
     void *slots_k = given(m, r->slots_k, r->n_sk), *slots_v = given(m, r->slots_v, r->n_sv);
     void *d_q = wanted(m, r->n_q), *d_k = wanted(m, r->n_k), *d_v = wanted(m, r->n_v);
-    void *d_sk = wanted(m, r->n_sk), *d_sv = wanted(m, r->n_sv), *saved = part(m, blurry_attn_saved_bytes(plan));
+    void *d_sk = wanted(m, r->n_sk), *d_sv = wanted(m, r->n_sv),
+         *saved = part(m, blurry_attn_saved_bytes(plan));
     char *out = part(m, (size_t)s->B * state);
     void *workspace = part(m, fb > bb ? fb : bb);
     for (int64_t b = 0; b < s->B; b++)
         STATUS_TRY(blurry_attn_state_set(plan, states + (size_t)b * state, s->position,
                                          (char *)slots_k + (size_t)(b * r->n_sk / s->B) * m->element,
                                          (char *)slots_v + (size_t)(b * r->n_sv / s->B) * m->element));
-    blurry_attn_forward_args f = {.q = q, .k = k, .v = v, .o = o, .state_in = states, .state_out = out, .saved = saved,
-                                  .workspace = workspace, .workspace_bytes = fb};
+    blurry_attn_forward_args f = {.q = q,
+                                  .k = k,
+                                  .v = v,
+                                  .o = o,
+                                  .state_in = states,
+                                  .state_out = out,
+                                  .saved = saved,
+                                  .workspace = workspace,
+                                  .workspace_bytes = fb};
     STATUS_TRY(blurry_attn_forward(plan, &f));
-    blurry_attn_backward_args g = {.q = q, .k = k, .v = v, .d_o = d_o, .state_in = states, .saved = saved,
-                                   .d_k_state_out = slots_k, .d_v_state_out = slots_v, .d_q = d_q, .d_k = d_k,
-                                   .d_v = d_v, .d_k_state_in = d_sk, .d_v_state_in = d_sv, .workspace = workspace,
+    blurry_attn_backward_args g = {.q = q,
+                                   .k = k,
+                                   .v = v,
+                                   .d_o = d_o,
+                                   .state_in = states,
+                                   .saved = saved,
+                                   .d_k_state_out = slots_k,
+                                   .d_v_state_out = slots_v,
+                                   .d_q = d_q,
+                                   .d_k = d_k,
+                                   .d_v = d_v,
+                                   .d_k_state_in = d_sk,
+                                   .d_v_state_in = d_sv,
+                                   .workspace = workspace,
                                    .workspace_bytes = bb};
     STATUS_TRY(blurry_attn_backward(plan, &g));
     convert(m->dtype, 0, r->o, o, r->n_o);
@@ -163,8 +189,8 @@ static blurry_status run_shape(const shape *s, blurry_dtype dtype, int reference
     size_t fb = blurry_attn_forward_workspace(plan), bb = blurry_attn_backward_workspace(plan);
     block m = {.element = dtype == BLURRY_F32 ? 4 : 8, .dtype = dtype};
     m.size = 4 * (size_t)(r->n_q + r->n_k + r->n_v + r->n_o + r->n_sk + r->n_sv) * m.element +
-             2 * (size_t)s->B * blurry_attn_state_bytes(plan) + (fb > bb ? fb : bb) + blurry_attn_saved_bytes(plan) +
-             blurry_attn_step_workspace(plan) + 64 * 64;
+             2 * (size_t)s->B * blurry_attn_state_bytes(plan) + (fb > bb ? fb : bb) +
+             blurry_attn_saved_bytes(plan) + blurry_attn_step_workspace(plan) + 64 * 64;
     void *memory;
     blurry_status status = memory_alloc(&memory, m.size, 1, "self test memory");
     if (status == BLURRY_OK) {

@@ -36,14 +36,21 @@ void selftest_compare(selftest_worst *worst, const char *name, const double *a, 
     worst->error = difference / size;
 }
 
-blurry_status selftest_row(selftest *test, const char *group, const char *kernel, blurry_dtype dtype, double tolerance,
-                           const selftest_worst *worst)
+blurry_status selftest_row(selftest *test, const char *group, const char *kernel, blurry_dtype dtype,
+                           double tolerance, const selftest_worst *worst)
 {
-    blurry_selftest_row row = {group, kernel, dtype == BLURRY_F32 ? "f32" : "f64", worst->name ? worst->name : "",
-                               worst->error, tolerance, worst->cases, worst->error <= tolerance};
+    blurry_selftest_row row = {group,
+                               kernel,
+                               dtype == BLURRY_F32 ? "f32" : "f64",
+                               worst->name ? worst->name : "",
+                               worst->error,
+                               tolerance,
+                               worst->cases,
+                               worst->error <= tolerance};
     test->rows++;
     test->missed += !row.passed;
-    if (test->report && test->report(test->context, &row)) return status_fail(BLURRY_E_CANCELLED, "stopped by the caller");
+    if (test->report && test->report(test->context, &row))
+        return status_fail(BLURRY_E_CANCELLED, "stopped by the caller");
     return BLURRY_OK;
 }
 
@@ -54,6 +61,6 @@ blurry_status blurry_selftest(blurry_selftest_report report, void *context)
 #include "selftest/groups.def"
 #undef GROUP
     if (test.missed == 0) return BLURRY_OK;
-    return status_fail(BLURRY_E_NUMERIC, "%lld of %lld kernels missed their tolerance", (long long)test.missed,
-                       (long long)test.rows);
+    return status_fail(BLURRY_E_NUMERIC, "%lld of %lld kernels missed their tolerance",
+                       (long long)test.missed, (long long)test.rows);
 }

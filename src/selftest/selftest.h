@@ -1,5 +1,5 @@
-/* A group of the self test: kernels that compute the same operation, and how to compare them. A group is one file and one
- * line in groups.def; it calls selftest_row for each kernel of its table. */
+/* A group of the self test: kernels that compute the same operation, and how to compare them. A group is one
+ * file and one line in groups.def; it calls selftest_row for each kernel of its table. */
 #ifndef BLURRY_SELFTEST_INTERNAL_H
 #define BLURRY_SELFTEST_INTERNAL_H
 #include "base/cpu.h"
@@ -13,13 +13,14 @@ typedef struct selftest_worst {
     int64_t cases;
 } selftest_worst;
 
-/* Takes in max |a - b| / max(max |b|, 1e-3): results are of size 1, and the floor is where exact zeros are compared. */
+/* Takes in max |a - b| / max(max |b|, 1e-3): results are of size 1, and the floor is where exact zeros are
+ * compared. */
 void selftest_compare(selftest_worst *worst, const char *name, const double *a, const double *b, int64_t n);
 
 /* Reports one kernel. Returns BLURRY_E_CANCELLED where the caller wants to stop, and remembers misses. */
 typedef struct selftest selftest;
-blurry_status selftest_row(selftest *test, const char *group, const char *kernel, blurry_dtype dtype, double tolerance,
-                           const selftest_worst *worst);
+blurry_status selftest_row(selftest *test, const char *group, const char *kernel, blurry_dtype dtype,
+                           double tolerance, const selftest_worst *worst);
 
 /* Relative errors allowed, per type. */
 double selftest_tolerance(blurry_dtype dtype);

@@ -37,14 +37,17 @@ double op_random(uint64_t *state)
 char *op_describe(const op_case *c)
 {
     static char text[256];
-    snprintf(text, sizeof text, "B=%lld L=%lld H=%lld Hkv=%lld Dk=%lld Dv=%lld M=%lld T=%g,%g,%g decay=%d %s t0=%lld %s%s",
-             (long long)c->B, (long long)c->L, (long long)c->H, (long long)c->Hkv, (long long)c->Dk, (long long)c->Dv,
-             (long long)c->M, c->period[0], c->period[1], c->period[2], c->decay, c->relative ? "relative" : "absolute", (long long)c->position,
-             c->with_state ? "state " : "", c->packed ? "packed" : "");
+    snprintf(text, sizeof text,
+             "B=%lld L=%lld H=%lld Hkv=%lld Dk=%lld Dv=%lld M=%lld T=%g,%g,%g decay=%d %s t0=%lld %s%s",
+             (long long)c->B, (long long)c->L, (long long)c->H, (long long)c->Hkv, (long long)c->Dk,
+             (long long)c->Dv, (long long)c->M, c->period[0], c->period[1], c->period[2], c->decay,
+             c->relative ? "relative" : "absolute", (long long)c->position, c->with_state ? "state " : "",
+             c->packed ? "packed" : "");
     return text;
 }
 
-/* ---- variants ----------------------------------------------------------------------------------------------- */
+/* ---- variants
+ * ----------------------------------------------------------------------------------------------- */
 
 int op_variants(op_variant *list, int max, int with_reference)
 {
@@ -82,7 +85,8 @@ blurry_attn_plan *op_plan(const op_case *c, const op_variant *v, int64_t fold)
     return plan;
 }
 
-/* ---- buffers ------------------------------------------------------------------------------------------------ */
+/* ---- buffers
+ * ------------------------------------------------------------------------------------------------ */
 
 enum { GUARD = 256 };
 
@@ -105,9 +109,11 @@ void op_guarded_free(void *memory)
     size_t bytes;
     memcpy(&bytes, start, sizeof bytes);
     for (size_t i = sizeof bytes; i < GUARD; i++)
-        if (start[i] != 0xA5) fail_msg("byte %zu before a buffer of %zu bytes was overwritten", GUARD - i, bytes);
+        if (start[i] != 0xA5)
+            fail_msg("byte %zu before a buffer of %zu bytes was overwritten", GUARD - i, bytes);
     for (size_t i = 0; i < GUARD; i++)
-        if (start[GUARD + bytes + i] != 0xA5) fail_msg("byte %zu after a buffer of %zu bytes was overwritten", i, bytes);
+        if (start[GUARD + bytes + i] != 0xA5)
+            fail_msg("byte %zu after a buffer of %zu bytes was overwritten", i, bytes);
     free(start);
 }
 
@@ -126,7 +132,8 @@ void op_from(blurry_dtype dtype, const void *from, double *to, int64_t n)
         to[i] = dtype == BLURRY_F32 ? (double)((const float *)from)[i] : ((const double *)from)[i];
 }
 
-/* ---- tensors ------------------------------------------------------------------------------------------------ */
+/* ---- tensors
+ * ------------------------------------------------------------------------------------------------ */
 
 typedef struct tensor_info {
     const char *name;
@@ -134,12 +141,15 @@ typedef struct tensor_info {
     int input;
 } tensor_info;
 
-#define TENSOR(field, input) {#field, offsetof(op_tensors, field), input}
+#define TENSOR(field, input)                                                                                 \
+    {                                                                                                        \
+#field, offsetof(op_tensors, field), input                                                           \
+    }
 static const tensor_info tensors[] = {
-    TENSOR(q, 1),     TENSOR(k, 1),       TENSOR(v, 1),       TENSOR(d_o, 1),    TENSOR(k_in, 1),   TENSOR(v_in, 1),
-    TENSOR(d_k_out, 1), TENSOR(d_v_out, 1), TENSOR(o, 0),       TENSOR(k_out, 0),  TENSOR(v_out, 0),  TENSOR(d_q, 0),
-    TENSOR(d_k, 0),   TENSOR(d_v, 0),     TENSOR(d_k_in, 0),  TENSOR(d_v_in, 0), TENSOR(d_period, 0),
-    TENSOR(d_period_abs, 0)};
+    TENSOR(q, 1),      TENSOR(k, 1),        TENSOR(v, 1),           TENSOR(d_o, 1), TENSOR(k_in, 1),
+    TENSOR(v_in, 1),   TENSOR(d_k_out, 1),  TENSOR(d_v_out, 1),     TENSOR(o, 0),   TENSOR(k_out, 0),
+    TENSOR(v_out, 0),  TENSOR(d_q, 0),      TENSOR(d_k, 0),         TENSOR(d_v, 0), TENSOR(d_k_in, 0),
+    TENSOR(d_v_in, 0), TENSOR(d_period, 0), TENSOR(d_period_abs, 0)};
 enum { TENSOR_COUNT = sizeof tensors / sizeof tensors[0] };
 
 static double **field(const op_tensors *t, int i)
@@ -203,7 +213,8 @@ static double tensor_error(const op_case *c, int i, const op_tensors *a, const o
     return error;
 }
 
-/* How far result i of the double reference moves when every input moves by one rounding of a float, at random. */
+/* How far result i of the double reference moves when every input moves by one rounding of a float, at
+ * random. */
 static double sensitivity(const op_case *c, const op_tensors *b, int i)
 {
     static const op_variant reference = {BLURRY_F64, 1, CPU_ISA_BASE};
@@ -229,12 +240,13 @@ void op_compare(const op_case *c, const op_variant *v, const op_tensors *a, cons
         if (parts & OP_CONDITIONED)
             allowed = OP_CONDITION * sensitivity(c, b, i) * (v->dtype == BLURRY_F32 ? 1 : 0x1p-29);
         if (!(error <= allowed))
-            fail_msg("%s: %s: error of %s is %.3g, allowed %.3g", op_describe(c), op_variant_name(v), tensors[i].name,
-                     error, fmax(allowed, tolerance));
+            fail_msg("%s: %s: error of %s is %.3g, allowed %.3g", op_describe(c), op_variant_name(v),
+                     tensors[i].name, error, fmax(allowed, tolerance));
     }
 }
 
-/* ---- runs --------------------------------------------------------------------------------------------------- */
+/* ---- runs
+ * --------------------------------------------------------------------------------------------------- */
 
 static void *input(blurry_dtype dtype, const double *from, int64_t n)
 {
@@ -250,7 +262,8 @@ static void output(blurry_dtype dtype, void *from, double *to, int64_t n)
 }
 
 /* B states at the case's position. */
-static void *make_states(const op_case *c, const blurry_attn_plan *plan, blurry_dtype dtype, const op_tensors *t)
+static void *make_states(const op_case *c, const blurry_attn_plan *plan, blurry_dtype dtype,
+                         const op_tensors *t)
 {
     size_t bytes = blurry_attn_state_bytes(plan), e = op_element(dtype);
     char *states = op_guarded((size_t)c->B * bytes);
@@ -266,8 +279,8 @@ static void *make_states(const op_case *c, const blurry_attn_plan *plan, blurry_
     return states;
 }
 
-static void read_states(const op_case *c, const blurry_attn_plan *plan, blurry_dtype dtype, const char *states,
-                        op_tensors *t)
+static void read_states(const op_case *c, const blurry_attn_plan *plan, blurry_dtype dtype,
+                        const char *states, op_tensors *t)
 {
     size_t bytes = blurry_attn_state_bytes(plan), e = op_element(dtype);
     int64_t nk = c->Hkv * op_slots(c) * c->Dk, nv = c->Hkv * op_slots(c) * c->Dv;
@@ -298,9 +311,16 @@ static void run(const op_case *c, const op_variant *variant, op_tensors *t, int 
     void *saved = op_guarded(blurry_attn_saved_bytes(plan));
     size_t bytes = blurry_attn_forward_workspace(plan);
     void *workspace = op_guarded(bytes);
-    blurry_attn_forward_args f = {.q = q, .k = k, .v = v, .o = o, .offsets = c->packed ? c->offsets : NULL,
-                                  .state_in = state_in, .state_out = state_out, .saved = with_backward ? saved : NULL,
-                                  .workspace = workspace, .workspace_bytes = bytes};
+    blurry_attn_forward_args f = {.q = q,
+                                  .k = k,
+                                  .v = v,
+                                  .o = o,
+                                  .offsets = c->packed ? c->offsets : NULL,
+                                  .state_in = state_in,
+                                  .state_out = state_out,
+                                  .saved = with_backward ? saved : NULL,
+                                  .workspace = workspace,
+                                  .workspace_bytes = bytes};
     assert_ok(blurry_attn_forward(plan, &f));
     op_guarded_free(workspace);
     output(type, o, t->o, n * c->H * c->Dv);
@@ -309,17 +329,33 @@ static void run(const op_case *c, const op_variant *variant, op_tensors *t, int 
     if (with_backward) {
         bytes = blurry_attn_backward_workspace(plan);
         void *d_o = input(type, t->d_o, n * c->H * c->Dv);
-        void *d_k_out = input(type, t->d_k_out, slots * c->Dk), *d_v_out = input(type, t->d_v_out, slots * c->Dv);
-        void *d_q = op_guarded((size_t)(n * c->H * c->Dk) * e), *d_k = op_guarded((size_t)(n * c->Hkv * c->Dk) * e);
+        void *d_k_out = input(type, t->d_k_out, slots * c->Dk),
+             *d_v_out = input(type, t->d_v_out, slots * c->Dv);
+        void *d_q = op_guarded((size_t)(n * c->H * c->Dk) * e),
+             *d_k = op_guarded((size_t)(n * c->Hkv * c->Dk) * e);
         void *d_v = op_guarded((size_t)(n * c->Hkv * c->Dv) * e);
-        void *d_k_in = op_guarded((size_t)(slots * c->Dk) * e), *d_v_in = op_guarded((size_t)(slots * c->Dv) * e);
+        void *d_k_in = op_guarded((size_t)(slots * c->Dk) * e),
+             *d_v_in = op_guarded((size_t)(slots * c->Dv) * e);
         double *d_period = op_guarded((size_t)c->Hkv * sizeof(double));
         double *d_period_abs = op_guarded((size_t)c->Hkv * sizeof(double));
         workspace = op_guarded(bytes);
-        blurry_attn_backward_args g = {.q = q, .k = k, .v = v, .d_o = d_o, .offsets = f.offsets, .state_in = state_in,
-                                       .saved = saved, .d_k_state_out = d_k_out, .d_v_state_out = d_v_out, .d_q = d_q,
-                                       .d_k = d_k, .d_v = d_v, .d_k_state_in = d_k_in, .d_v_state_in = d_v_in,
-                                       .d_period = d_period, .d_period_abs = d_period_abs, .workspace = workspace,
+        blurry_attn_backward_args g = {.q = q,
+                                       .k = k,
+                                       .v = v,
+                                       .d_o = d_o,
+                                       .offsets = f.offsets,
+                                       .state_in = state_in,
+                                       .saved = saved,
+                                       .d_k_state_out = d_k_out,
+                                       .d_v_state_out = d_v_out,
+                                       .d_q = d_q,
+                                       .d_k = d_k,
+                                       .d_v = d_v,
+                                       .d_k_state_in = d_k_in,
+                                       .d_v_state_in = d_v_in,
+                                       .d_period = d_period,
+                                       .d_period_abs = d_period_abs,
+                                       .workspace = workspace,
                                        .workspace_bytes = bytes};
         assert_ok(blurry_attn_backward(plan, &g));
         /* Without the notes of forward the result is the same. */
@@ -330,7 +366,8 @@ static void run(const op_case *c, const op_variant *variant, op_tensors *t, int 
         output(type, d_k, with_notes, n * c->Hkv * c->Dk);
         output(type, again, t->d_k, n * c->Hkv * c->Dk);
         if (!(op_error(with_notes, t->d_k, n * c->Hkv * c->Dk) <= op_tolerance(type)))
-            fail_msg("%s: %s: d_k differs with and without saved notes", op_describe(c), op_variant_name(variant));
+            fail_msg("%s: %s: d_k differs with and without saved notes", op_describe(c),
+                     op_variant_name(variant));
         free(with_notes);
         op_guarded_free(workspace);
         output(type, d_q, t->d_q, n * c->H * c->Dk);

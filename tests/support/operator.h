@@ -1,5 +1,6 @@
-/* Operator test bench: one case struct, run through the public API in any type and kernel variant, with NaN in every
- * output and workspace beforehand and guard bands around every buffer. Data and results are doubles. */
+/* Operator test bench: one case struct, run through the public API in any type and kernel variant, with NaN
+ * in every output and workspace beforehand and guard bands around every buffer. Data and results are doubles.
+ */
 #ifndef BLURRY_TEST_OPERATOR_H
 #define BLURRY_TEST_OPERATOR_H
 #include "support/test.h"
@@ -42,7 +43,8 @@ int64_t op_slots(const op_case *c); /* S */
 int op_variants(op_variant *list, int max, int with_reference);
 const char *op_variant_name(const op_variant *v);
 
-/* Allocates all tensors and fills the inputs with random numbers, rounded to float so that both types see the same. */
+/* Allocates all tensors and fills the inputs with random numbers, rounded to float so that both types see the
+ * same. */
 void op_tensors_init(const op_case *c, op_tensors *t);
 void op_tensors_free(op_tensors *t);
 
@@ -53,15 +55,16 @@ blurry_attn_plan *op_plan(const op_case *c, const op_variant *v, int64_t fold);
 void op_run(const op_case *c, const op_variant *v, op_tensors *t);
 void op_forward(const op_case *c, const op_variant *v, op_tensors *t);
 
-/* max |a - b| / max(max |b|, OP_SIZE_FLOOR), infinity where something is not finite. Data is of size 1; a result far
- * below that, such as the gradient of slots that were overwritten (exactly 0, or what rounding left of it), is compared
- * to the floor. */
+/* max |a - b| / max(max |b|, OP_SIZE_FLOOR), infinity where something is not finite. Data is of size 1; a
+ * result far below that, such as the gradient of slots that were overwritten (exactly 0, or what rounding
+ * left of it), is compared to the floor. */
 #define OP_SIZE_FLOOR 1e-3
 double op_error(const double *a, const double *b, int64_t n);
 
-/* Fails the test, naming case, variant and tensor, where a result of `a` is further than op_tolerance from that of `b`,
- * the double reference's on the same inputs. With OP_CONDITIONED a case that amplifies errors (with decay and T/S of 100
- * a slot grows by 1.2 for a hundred tokens) may miss by OP_CONDITION times what one rounding of each input does. */
+/* Fails the test, naming case, variant and tensor, where a result of `a` is further than op_tolerance from
+ * that of `b`, the double reference's on the same inputs. With OP_CONDITIONED a case that amplifies errors
+ * (with decay and T/S of 100 a slot grows by 1.2 for a hundred tokens) may miss by OP_CONDITION times what
+ * one rounding of each input does. */
 enum { OP_FORWARD = 1, OP_GRADIENTS = 2, OP_CONDITIONED = 4, OP_CONDITION = 50 };
 void op_compare(const op_case *c, const op_variant *v, const op_tensors *a, const op_tensors *b, int parts);
 double op_tolerance(blurry_dtype dtype); /* 1e-12, 2e-5 */
@@ -75,7 +78,7 @@ void op_to(blurry_dtype dtype, const double *from, void *to, int64_t n);
 void op_from(blurry_dtype dtype, const void *from, double *to, int64_t n);
 size_t op_element(blurry_dtype dtype);
 
-double op_random(uint64_t *state); /* uniform in (-1, 1) */
+double op_random(uint64_t *state);   /* uniform in (-1, 1) */
 char *op_describe(const op_case *c); /* static text */
 
 #endif

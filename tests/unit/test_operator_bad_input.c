@@ -1,11 +1,13 @@
-/* Bad input: a status, a message that names field and value, no crash and no write. Tables of single mistakes. */
+/* Bad input: a status, a message that names field and value, no crash and no write. Tables of single
+ * mistakes. */
 #include "support/operator.h"
 
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- descriptors -------------------------------------------------------------------------------------------- */
+/* ---- descriptors
+ * -------------------------------------------------------------------------------------------- */
 
 static const double period_good[2] = {14, 15.5}, period_nan[2] = {14, NAN}, period_inf[2] = {INFINITY, 14},
                     period_minus_inf[2] = {-INFINITY, 14}, period_negative[2] = {14, -3};
@@ -29,30 +31,68 @@ typedef struct desc_case {
     const void *pointer;
 } desc_case;
 
-#define FIELD(f)             offsetof(blurry_attn_desc, f)
-#define BAD_I(f, x, t)       {t, BLURRY_E_INVALID, FIELD(f), 'i', x, 0, NULL}
-#define BAD_N(f, x, t)       {t, BLURRY_E_INVALID, FIELD(f), 'n', x, 0, NULL}
-#define BAD_D(f, x, t)       {t, BLURRY_E_INVALID, FIELD(f), 'd', 0, x, NULL}
-#define BAD_P(x, t)          {t, BLURRY_E_INVALID, FIELD(period), 'p', 0, 0, x}
+#define FIELD(f) offsetof(blurry_attn_desc, f)
+#define BAD_I(f, x, t)                                                                                       \
+    {                                                                                                        \
+        t, BLURRY_E_INVALID, FIELD(f), 'i', x, 0, NULL                                                       \
+    }
+#define BAD_N(f, x, t)                                                                                       \
+    {                                                                                                        \
+        t, BLURRY_E_INVALID, FIELD(f), 'n', x, 0, NULL                                                       \
+    }
+#define BAD_D(f, x, t)                                                                                       \
+    {                                                                                                        \
+        t, BLURRY_E_INVALID, FIELD(f), 'd', 0, x, NULL                                                       \
+    }
+#define BAD_P(x, t)                                                                                          \
+    {                                                                                                        \
+        t, BLURRY_E_INVALID, FIELD(period), 'p', 0, 0, x                                                     \
+    }
 
 static const desc_case desc_cases[] = {
-    BAD_I(batch, 0, "batch is 0"), BAD_I(batch, -1, "batch is -1"), BAD_I(batch, INT64_MIN, "batch is -9223372036854775808"),
-    BAD_I(batch, INT64_MAX, "batch is 9223372036854775807"), BAD_I(length, -1, "length is -1"),
-    BAD_I(length, INT64_MAX, "length is 9223372036854775807"), BAD_I(heads, 0, "heads is 0"),
-    BAD_I(heads, -4, "heads is -4"), BAD_I(heads, 5, "heads is 5"), BAD_I(heads, INT64_MAX, "heads is 9223372036854775807"),
-    BAD_I(heads_kv, 3, "heads_kv, 3"), BAD_I(heads_kv, -2, "heads_kv is -2"), BAD_I(heads_kv, 8, "heads_kv, 8"),
-    BAD_I(dim_k, 0, "dim_k is 0"), BAD_I(dim_k, -8, "dim_k is -8"), BAD_I(dim_k, INT64_MAX, "dim_k is 9223372036854775807"),
-    BAD_I(dim_v, -1, "dim_v is -1"), BAD_I(dim_v, INT64_MAX, "dim_v is"), BAD_I(modes, 0, "modes is 0"),
-    BAD_I(modes, -1, "modes is -1"), BAD_I(modes, INT64_MAX, "modes is 9223372036854775807"),
-    BAD_I(modes, INT64_MIN, "modes is"), BAD_I(fold, -1, "fold is -1"), BAD_I(fold, 100000, "fold is 100000"),
-    BAD_N(decay, 2, "decay is 2"), BAD_N(decay, -1, "decay is -1"), BAD_N(grid, 7, "grid is 7"),
-    BAD_N(grid, -1, "grid is -1"), BAD_N(dtype, 2, "dtype is 2"), BAD_N(dtype, -5, "dtype is -5"),
-    BAD_N(threads, -1, "threads is -1"), BAD_N(threads, 100000, "threads is 100000"), BAD_N(reference, 3, "reference is 3"),
-    BAD_D(scale, NAN, "scale is"), BAD_D(scale, INFINITY, "scale is inf"), BAD_D(scale, -1, "scale is -1"),
-    BAD_P(period_nan, "period[1] is"), BAD_P(period_inf, "period[0] is inf"), BAD_P(period_minus_inf, "period[0] is -inf"),
+    BAD_I(batch, 0, "batch is 0"),
+    BAD_I(batch, -1, "batch is -1"),
+    BAD_I(batch, INT64_MIN, "batch is -9223372036854775808"),
+    BAD_I(batch, INT64_MAX, "batch is 9223372036854775807"),
+    BAD_I(length, -1, "length is -1"),
+    BAD_I(length, INT64_MAX, "length is 9223372036854775807"),
+    BAD_I(heads, 0, "heads is 0"),
+    BAD_I(heads, -4, "heads is -4"),
+    BAD_I(heads, 5, "heads is 5"),
+    BAD_I(heads, INT64_MAX, "heads is 9223372036854775807"),
+    BAD_I(heads_kv, 3, "heads_kv, 3"),
+    BAD_I(heads_kv, -2, "heads_kv is -2"),
+    BAD_I(heads_kv, 8, "heads_kv, 8"),
+    BAD_I(dim_k, 0, "dim_k is 0"),
+    BAD_I(dim_k, -8, "dim_k is -8"),
+    BAD_I(dim_k, INT64_MAX, "dim_k is 9223372036854775807"),
+    BAD_I(dim_v, -1, "dim_v is -1"),
+    BAD_I(dim_v, INT64_MAX, "dim_v is"),
+    BAD_I(modes, 0, "modes is 0"),
+    BAD_I(modes, -1, "modes is -1"),
+    BAD_I(modes, INT64_MAX, "modes is 9223372036854775807"),
+    BAD_I(modes, INT64_MIN, "modes is"),
+    BAD_I(fold, -1, "fold is -1"),
+    BAD_I(fold, 100000, "fold is 100000"),
+    BAD_N(decay, 2, "decay is 2"),
+    BAD_N(decay, -1, "decay is -1"),
+    BAD_N(grid, 7, "grid is 7"),
+    BAD_N(grid, -1, "grid is -1"),
+    BAD_N(dtype, 2, "dtype is 2"),
+    BAD_N(dtype, -5, "dtype is -5"),
+    BAD_N(threads, -1, "threads is -1"),
+    BAD_N(threads, 100000, "threads is 100000"),
+    BAD_N(reference, 3, "reference is 3"),
+    BAD_D(scale, NAN, "scale is"),
+    BAD_D(scale, INFINITY, "scale is inf"),
+    BAD_D(scale, -1, "scale is -1"),
+    BAD_P(period_nan, "period[1] is"),
+    BAD_P(period_inf, "period[0] is inf"),
+    BAD_P(period_minus_inf, "period[0] is -inf"),
     BAD_P(period_negative, "period[1] is -3"),
     {"relative", BLURRY_E_UNSUPPORTED, FIELD(grid), 'n', BLURRY_GRID_RELATIVE, 0, NULL}, /* with decay */
-    {"batch", BLURRY_E_MEMORY, FIELD(length), 'i', (int64_t)1 << 40, 0, NULL}, /* with the batch below: too much */
+    {"batch", BLURRY_E_MEMORY, FIELD(length), 'i', (int64_t)1 << 40, 0,
+     NULL}, /* with the batch below: too much */
 };
 
 static void descriptors(void **state)
@@ -95,7 +135,8 @@ static void descriptors(void **state)
     assert_fails(blurry_weights(4, 7, INT64_MAX, INT64_MAX, w), BLURRY_E_INVALID, "start is");
 }
 
-/* ---- calls -------------------------------------------------------------------------------------------------- */
+/* ---- calls
+ * -------------------------------------------------------------------------------------------------- */
 
 /* Everything a call of the good plan needs, in one guarded block of memory per tensor. */
 typedef struct bench {
@@ -113,8 +154,8 @@ static bench bench_open(void)
     blurry_attn_desc d = good_desc();
     assert_ok(blurry_attn_plan_create(&b.plan, &d));
     size_t token = sizeof(double) * 20;
-    void **parts[] = {&b.q, &b.k, &b.v, &b.o, &b.d_o, &b.d_q, &b.d_k, &b.d_v, &b.d_slots[0], &b.d_slots[1], &b.d_slots[2],
-                      &b.d_slots[3]};
+    void **parts[] = {&b.q,   &b.k,   &b.v,          &b.o,          &b.d_o,        &b.d_q,
+                      &b.d_k, &b.d_v, &b.d_slots[0], &b.d_slots[1], &b.d_slots[2], &b.d_slots[3]};
     for (int i = 0; i < 12; i++) *parts[i] = op_guarded(token * 4 * 8);
     b.state_in = op_guarded(2 * blurry_attn_state_bytes(b.plan));
     b.state_out = op_guarded(2 * blurry_attn_state_bytes(b.plan));
@@ -127,14 +168,16 @@ static bench bench_open(void)
         b.states[i] = (char *)b.state_in + (size_t)i * blurry_attn_state_bytes(b.plan);
         assert_ok(blurry_attn_state_init(b.plan, b.states[i]));
     }
-    memset(b.q, 0, token * 32), memset(b.k, 0, token * 32), memset(b.v, 0, token * 32), memset(b.d_o, 0, token * 32);
+    memset(b.q, 0, token * 32), memset(b.k, 0, token * 32), memset(b.v, 0, token * 32),
+        memset(b.d_o, 0, token * 32);
     b.offsets[1] = 4, b.offsets[2] = 20;
     return b;
 }
 
 static void bench_close(bench *b)
 {
-    void *parts[] = {b->q, b->k, b->v, b->o, b->d_o, b->d_q, b->d_k, b->d_v, b->state_in, b->state_out, b->saved, b->workspace,
+    void *parts[] = {b->q,          b->k,          b->v,          b->o,         b->d_o,   b->d_q,
+                     b->d_k,        b->d_v,        b->state_in,   b->state_out, b->saved, b->workspace,
                      b->d_slots[0], b->d_slots[1], b->d_slots[2], b->d_slots[3]};
     for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++) op_guarded_free(parts[i]);
     blurry_attn_plan_destroy(&b->plan);
@@ -142,8 +185,14 @@ static void bench_close(bench *b)
 
 static blurry_attn_forward_args forward_args(bench *b)
 {
-    return (blurry_attn_forward_args){.q = b->q, .k = b->k, .v = b->v, .o = b->o, .state_in = b->state_in,
-                                      .state_out = b->state_out, .workspace = b->workspace, .workspace_bytes = b->bytes};
+    return (blurry_attn_forward_args){.q = b->q,
+                                      .k = b->k,
+                                      .v = b->v,
+                                      .o = b->o,
+                                      .state_in = b->state_in,
+                                      .state_out = b->state_out,
+                                      .workspace = b->workspace,
+                                      .workspace_bytes = b->bytes};
 }
 
 /* The outputs still hold what op_guarded put there. */
@@ -160,11 +209,11 @@ static void refuse_forward(bench *b, blurry_attn_forward_args a, const char *tex
     assert_untouched(b->workspace, b->bytes);
 }
 
-#define REFUSE(change, text)                                                                                           \
-    do {                                                                                                               \
-        blurry_attn_forward_args a = forward_args(&b);                                                                 \
-        change;                                                                                                        \
-        refuse_forward(&b, a, text);                                                                                   \
+#define REFUSE(change, text)                                                                                 \
+    do {                                                                                                     \
+        blurry_attn_forward_args a = forward_args(&b);                                                       \
+        change;                                                                                              \
+        refuse_forward(&b, a, text);                                                                         \
     } while (0)
 
 static void forward_calls(void **state)
@@ -186,9 +235,10 @@ static void forward_calls(void **state)
     REFUSE(a.o = b.q, "o at");
     REFUSE(a.state_out = (char *)b.state_in + 64, "overlaps");
     REFUSE(a.o = b.workspace, "overlaps");
-    int64_t offsets[][3] = {{1, 4, 20}, {0, 5, 4}, {0, 4, 21}, {0, -1, 4}, {0, 0, INT64_MAX}, {-1, 0, 4}, {0, INT64_MAX, 4}};
-    const char *texts[] = {"offsets[0] is 1", "offsets[2] is 4", "offsets[2] is 21", "offsets[1] is -1", "offsets[2] is",
-                           "offsets[0] is -1", "offsets[2] is 4"};
+    int64_t offsets[][3] = {{1, 4, 20},        {0, 5, 4},  {0, 4, 21},       {0, -1, 4},
+                            {0, 0, INT64_MAX}, {-1, 0, 4}, {0, INT64_MAX, 4}};
+    const char *texts[] = {"offsets[0] is 1", "offsets[2] is 4",  "offsets[2] is 21", "offsets[1] is -1",
+                           "offsets[2] is",   "offsets[0] is -1", "offsets[2] is 4"};
     for (int i = 0; i < 7; i++) REFUSE(a.offsets = offsets[i], texts[i]);
     assert_fails(blurry_attn_forward(NULL, &(blurry_attn_forward_args){0}), BLURRY_E_INVALID, "plan is NULL");
     assert_fails(blurry_attn_forward(b.plan, NULL), BLURRY_E_INVALID, "args is NULL");
@@ -204,8 +254,15 @@ static void backward_calls(void **state)
 {
     (void)state;
     bench b = bench_open();
-    const blurry_attn_backward_args good = {.q = b.q, .k = b.k, .v = b.v, .d_o = b.d_o, .d_q = b.d_q, .d_k = b.d_k,
-                                            .d_v = b.d_v, .workspace = b.workspace, .workspace_bytes = b.bytes};
+    const blurry_attn_backward_args good = {.q = b.q,
+                                            .k = b.k,
+                                            .v = b.v,
+                                            .d_o = b.d_o,
+                                            .d_q = b.d_q,
+                                            .d_k = b.d_k,
+                                            .d_v = b.d_v,
+                                            .workspace = b.workspace,
+                                            .workspace_bytes = b.bytes};
     struct {
         const char *text;
         blurry_attn_backward_args a;
@@ -242,9 +299,16 @@ static void step_calls(void **state)
 {
     (void)state;
     bench b = bench_open();
-    const blurry_attn_step_args good = {.count = 2, .q = b.q, .k = b.k, .v = b.v, .o = b.o, .states = b.states,
-                                        .workspace = b.workspace, .workspace_bytes = b.bytes};
-    void *none[2] = {b.states[0], NULL}, *odd[2] = {(char *)b.states[0] + 8, b.states[1]}, *twice[2] = {b.states[1], b.states[1]};
+    const blurry_attn_step_args good = {.count = 2,
+                                        .q = b.q,
+                                        .k = b.k,
+                                        .v = b.v,
+                                        .o = b.o,
+                                        .states = b.states,
+                                        .workspace = b.workspace,
+                                        .workspace_bytes = b.bytes};
+    void *none[2] = {b.states[0], NULL}, *odd[2] = {(char *)b.states[0] + 8, b.states[1]},
+         *twice[2] = {b.states[1], b.states[1]};
     struct {
         const char *text;
         blurry_attn_step_args a;
@@ -307,22 +371,32 @@ static void damaged_states(void **state)
         blurry_attn_plan *other;
         assert_ok(blurry_attn_plan_create(&other, &d));
         int64_t position;
-        assert_fails(blurry_attn_state_get(other, b.states[0], &position, NULL, NULL), BLURRY_E_INVALID, "another shape");
+        assert_fails(blurry_attn_state_get(other, b.states[0], &position, NULL, NULL), BLURRY_E_INVALID,
+                     "another shape");
         blurry_attn_plan_destroy(&other);
     }
     double *slots = calloc(2 * 7 * 8, sizeof(double));
     int64_t last = (int64_t)1 << 53;
-    assert_fails(blurry_attn_state_set(b.plan, b.states[0], -1, slots, slots), BLURRY_E_INVALID, "position is -1");
-    assert_fails(blurry_attn_state_set(b.plan, b.states[0], INT64_MAX, slots, slots), BLURRY_E_INVALID, "position is 9");
-    assert_fails(blurry_attn_state_set(b.plan, b.states[0], 0, NULL, slots), BLURRY_E_INVALID, "k_slots is NULL");
+    assert_fails(blurry_attn_state_set(b.plan, b.states[0], -1, slots, slots), BLURRY_E_INVALID,
+                 "position is -1");
+    assert_fails(blurry_attn_state_set(b.plan, b.states[0], INT64_MAX, slots, slots), BLURRY_E_INVALID,
+                 "position is 9");
+    assert_fails(blurry_attn_state_set(b.plan, b.states[0], 0, NULL, slots), BLURRY_E_INVALID,
+                 "k_slots is NULL");
     assert_fails(blurry_attn_state_set(b.plan, NULL, 0, slots, slots), BLURRY_E_INVALID, "state is NULL");
     assert_fails(blurry_attn_state_init(b.plan, NULL), BLURRY_E_INVALID, "state is NULL");
     assert_fails(blurry_attn_state_init(NULL, b.states[0]), BLURRY_E_INVALID, "plan is NULL");
     assert_ok(blurry_attn_state_set(b.plan, b.states[0], last - 9, slots, slots));
     assert_fails(blurry_attn_forward(b.plan, &a), BLURRY_E_INVALID, "position 9007199254740983");
     assert_ok(blurry_attn_state_set(b.plan, b.states[0], last, slots, slots));
-    blurry_attn_step_args s = {.count = 1, .q = b.q, .k = b.k, .v = b.v, .o = b.o, .states = b.states,
-                               .workspace = b.workspace, .workspace_bytes = b.bytes};
+    blurry_attn_step_args s = {.count = 1,
+                               .q = b.q,
+                               .k = b.k,
+                               .v = b.v,
+                               .o = b.o,
+                               .states = b.states,
+                               .workspace = b.workspace,
+                               .workspace_bytes = b.bytes};
     assert_fails(blurry_attn_step(b.plan, &s), BLURRY_E_INVALID, "no token can follow");
     free(slots);
     bench_close(&b);

@@ -34,8 +34,14 @@ static op_case read_case(const safetensors *file)
     const safetensors_tensor *q = safetensors_find(file, "q"), *k = safetensors_find(file, "k");
     const safetensors_tensor *v = safetensors_find(file, "v");
     assert_true(q && k && v && q->rank == 4 && k->rank == 4 && v->rank == 4);
-    op_case c = {.B = q->shape[0], .L = q->shape[1], .H = q->shape[2], .Hkv = k->shape[2], .Dk = q->shape[3],
-                 .Dv = v->shape[3], .M = number(file, "modes"), .decay = truth(file, "decay"),
+    op_case c = {.B = q->shape[0],
+                 .L = q->shape[1],
+                 .H = q->shape[2],
+                 .Hkv = k->shape[2],
+                 .Dk = q->shape[3],
+                 .Dv = v->shape[3],
+                 .M = number(file, "modes"),
+                 .decay = truth(file, "decay"),
                  .relative = !strcmp(safetensors_metadata(file, "grid"), "relative"),
                  .position = number(file, "position")};
     assert_true(c.Hkv <= OP_HEADS_MAX);

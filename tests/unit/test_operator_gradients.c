@@ -1,4 +1,5 @@
-/* Every gradient against central differences in double: q, k, v, slots on entry, periods; all forms of the operator. */
+/* Every gradient against central differences in double: q, k, v, slots on entry, periods; all forms of the
+ * operator. */
 #include "support/operator.h"
 
 #include <math.h>
@@ -44,8 +45,8 @@ static void check_tensor(const op_case *c, const op_variant *v, op_tensors *t, c
         int64_t i = n <= 12 ? trial : (int64_t)((op_random(&pick) * 0.5 + 0.5) * (double)n) % n;
         double numeric = difference(c, v, t, &x[i], 1e-3);
         if (fabs(numeric - gradient[i]) > 1e-7 * (1 + size))
-            fail_msg("%s: %s: d_%s[%lld] is %.12g, differences say %.12g", op_describe(c), op_variant_name(v), name,
-                     (long long)i, gradient[i], numeric);
+            fail_msg("%s: %s: d_%s[%lld] is %.12g, differences say %.12g", op_describe(c), op_variant_name(v),
+                     name, (long long)i, gradient[i], numeric);
     }
 }
 
@@ -68,8 +69,8 @@ static void check_case(op_case c, const op_variant *v)
         /* The step shrinks with the position: phi depends on t/T. */
         double numeric = difference(&c, v, &t, &c.period[h], 1e-3 / (1 + (double)c.position));
         if (fabs(numeric - g.d_period[h]) > 2e-7 * (g.d_period_abs[h] + 1))
-            fail_msg("%s: %s: d_period[%lld] is %.12g, differences say %.12g", op_describe(&c), op_variant_name(v),
-                     (long long)h, g.d_period[h], numeric);
+            fail_msg("%s: %s: d_period[%lld] is %.12g, differences say %.12g", op_describe(&c),
+                     op_variant_name(v), (long long)h, g.d_period[h], numeric);
         assert_true(fabs(g.d_period[h]) <= g.d_period_abs[h] * (1 + 1e-12));
     }
     op_tensors_free(&t);
@@ -78,17 +79,90 @@ static void check_case(op_case c, const op_variant *v)
 
 /* Periods off the ties of rint(j*T/S), where a difference would cross a mask. */
 static const op_case cases[] = {
-    {.B = 1, .L = 20, .H = 1, .Hkv = 1, .Dk = 4, .Dv = 5, .M = 4, .period = {9.3}, .decay = 1, .with_state = 1},
-    {.B = 1, .L = 20, .H = 1, .Hkv = 1, .Dk = 4, .Dv = 5, .M = 4, .period = {9.3}, .decay = 0, .with_state = 1},
-    {.B = 2, .L = 13, .H = 4, .Hkv = 2, .Dk = 3, .Dv = 2, .M = 3, .period = {7.1, 11.9}, .decay = 1, .seed = 1},
-    {.B = 2, .L = 17, .H = 2, .Hkv = 1, .Dk = 3, .Dv = 4, .M = 5, .period = {13.6}, .relative = 1, .with_state = 1},
+    {.B = 1,
+     .L = 20,
+     .H = 1,
+     .Hkv = 1,
+     .Dk = 4,
+     .Dv = 5,
+     .M = 4,
+     .period = {9.3},
+     .decay = 1,
+     .with_state = 1},
+    {.B = 1,
+     .L = 20,
+     .H = 1,
+     .Hkv = 1,
+     .Dk = 4,
+     .Dv = 5,
+     .M = 4,
+     .period = {9.3},
+     .decay = 0,
+     .with_state = 1},
+    {.B = 2,
+     .L = 13,
+     .H = 4,
+     .Hkv = 2,
+     .Dk = 3,
+     .Dv = 2,
+     .M = 3,
+     .period = {7.1, 11.9},
+     .decay = 1,
+     .seed = 1},
+    {.B = 2,
+     .L = 17,
+     .H = 2,
+     .Hkv = 1,
+     .Dk = 3,
+     .Dv = 4,
+     .M = 5,
+     .period = {13.6},
+     .relative = 1,
+     .with_state = 1},
     {.B = 1, .L = 9, .H = 3, .Hkv = 3, .Dk = 2, .Dv = 3, .M = 2, .period = {3.2, 8.7, 50.3}, .relative = 1},
-    {.B = 1, .L = 30, .H = 1, .Hkv = 1, .Dk = 4, .Dv = 4, .M = 1, .period = {2.7}, .decay = 1, .with_state = 1},
-    {.B = 3, .H = 2, .Hkv = 2, .Dk = 3, .Dv = 3, .M = 3, .period = {6.2, 5.4}, .decay = 1, .packed = 1,
-     .offsets = {0, 7, 7, 20}, .with_state = 1, .position = 12},
+    {.B = 1,
+     .L = 30,
+     .H = 1,
+     .Hkv = 1,
+     .Dk = 4,
+     .Dv = 4,
+     .M = 1,
+     .period = {2.7},
+     .decay = 1,
+     .with_state = 1},
+    {.B = 3,
+     .H = 2,
+     .Hkv = 2,
+     .Dk = 3,
+     .Dv = 3,
+     .M = 3,
+     .period = {6.2, 5.4},
+     .decay = 1,
+     .packed = 1,
+     .offsets = {0, 7, 7, 20},
+     .with_state = 1,
+     .position = 12},
     {.B = 1, .L = 12, .H = 1, .Hkv = 1, .Dk = 3, .Dv = 3, .M = 4, .period = {14.0}, .decay = 1, .scale = 0.3},
-    {.B = 1, .L = 80, .H = 1, .Hkv = 1, .Dk = 3, .Dv = 3, .M = 9, .period = {35.3}, .decay = 1, .with_state = 1},
-    {.B = 1, .L = 80, .H = 1, .Hkv = 1, .Dk = 3, .Dv = 3, .M = 9, .period = {35.3}, .decay = 0, .with_state = 1},
+    {.B = 1,
+     .L = 80,
+     .H = 1,
+     .Hkv = 1,
+     .Dk = 3,
+     .Dv = 3,
+     .M = 9,
+     .period = {35.3},
+     .decay = 1,
+     .with_state = 1},
+    {.B = 1,
+     .L = 80,
+     .H = 1,
+     .Hkv = 1,
+     .Dk = 3,
+     .Dv = 3,
+     .M = 9,
+     .period = {35.3},
+     .decay = 0,
+     .with_state = 1},
 };
 
 static void reference_gradients(void **state)
@@ -115,7 +189,15 @@ static void raised_period(void **state)
     int n = op_variants(all, 16, 1);
     for (int v = 0; v < n; v++)
         for (int decay = 0; decay < 2; decay++) {
-            op_case low = {.B = 1, .L = 20, .H = 2, .Hkv = 2, .Dk = 4, .Dv = 4, .M = 4, .period = {2.5, 7}, .decay = decay};
+            op_case low = {.B = 1,
+                           .L = 20,
+                           .H = 2,
+                           .Hkv = 2,
+                           .Dk = 4,
+                           .Dv = 4,
+                           .M = 4,
+                           .period = {2.5, 7},
+                           .decay = decay};
             op_case at = low;
             at.period[0] = 7;
             op_tensors a, b;

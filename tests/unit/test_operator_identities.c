@@ -64,10 +64,20 @@ static void sliding_window(void **state)
 {
     (void)state;
     for (int64_t M = 1; M <= 9; M += 2)
-        check_window((op_case){.B = 2, .L = 75, .H = 1, .Hkv = 1, .Dk = 7, .Dv = 9, .M = M, .period = {2.0 * (double)M - 1},
-                               .decay = 1, .seed = 1}, 2 * M - 1);
-    check_window((op_case){.B = 1, .L = 300, .H = 1, .Hkv = 1, .Dk = 16, .Dv = 16, .M = 32, .period = {1}, .decay = 1},
-                 63);
+        check_window((op_case){.B = 2,
+                               .L = 75,
+                               .H = 1,
+                               .Hkv = 1,
+                               .Dk = 7,
+                               .Dv = 9,
+                               .M = M,
+                               .period = {2.0 * (double)M - 1},
+                               .decay = 1,
+                               .seed = 1},
+                     2 * M - 1);
+    check_window(
+        (op_case){.B = 1, .L = 300, .H = 1, .Hkv = 1, .Dk = 16, .Dv = 16, .M = 32, .period = {1}, .decay = 1},
+        63);
 }
 
 static void full_causal(void **state)
@@ -75,8 +85,10 @@ static void full_causal(void **state)
     (void)state;
     check_window((op_case){.B = 2, .L = 63, .H = 1, .Hkv = 1, .Dk = 8, .Dv = 5, .M = 32, .period = {63}}, 63);
     check_window((op_case){.B = 1, .L = 50, .H = 1, .Hkv = 1, .Dk = 8, .Dv = 5, .M = 32, .period = {63}}, 50);
-    check_window((op_case){.B = 1, .L = 50, .H = 1, .Hkv = 1, .Dk = 8, .Dv = 5, .M = 32, .period = {63}, .relative = 1},
-                 50);
+    check_window(
+        (op_case){
+            .B = 1, .L = 50, .H = 1, .Hkv = 1, .Dk = 8, .Dv = 5, .M = 32, .period = {63}, .relative = 1},
+        50);
 }
 
 /* T = r S: the grids agree at t = 0 mod r, and for r > 1 not elsewhere. */
@@ -84,7 +96,8 @@ static void grids_agree(void **state)
 {
     (void)state;
     for (int r = 1; r <= 3; r++) {
-        op_case c = {.B = 1, .L = 60, .H = 2, .Hkv = 1, .Dk = 6, .Dv = 4, .M = 4, .period = {7.0 * r}, .seed = 3};
+        op_case c = {
+            .B = 1, .L = 60, .H = 2, .Hkv = 1, .Dk = 6, .Dv = 4, .M = 4, .period = {7.0 * r}, .seed = 3};
         op_case rel = c;
         rel.relative = 1;
         op_tensors a, b;
@@ -134,7 +147,8 @@ static double cosine_sum(int64_t S, double x)
     return sum / (double)S;
 }
 
-/* Relative slots by their definition, sum_t' D((t-t')S/T - j) k_t', and by the rotating cosine and sine states. */
+/* Relative slots by their definition, sum_t' D((t-t')S/T - j) k_t', and by the rotating cosine and sine
+ * states. */
 static void relative_oracle(const op_case *c, const op_tensors *in, double T, int rotating, double *o)
 {
     int64_t S = op_slots(c), M = c->M, D = c->Dk;
@@ -145,7 +159,8 @@ static void relative_oracle(const op_case *c, const op_tensors *in, double T, in
             double cm = cos(2 * M_PI * (double)m / T), sm = sin(2 * M_PI * (double)m / T);
             for (int64_t d = 0; d < D; d++)
                 for (int which = 0; which < 2; which++) {
-                    double *cosine = states + ((2 * which) * M + m) * D + d, *sine = cosine + M * D, old = *cosine;
+                    double *cosine = states + ((2 * which) * M + m) * D + d, *sine = cosine + M * D,
+                           old = *cosine;
                     *cosine = cm * old - sm * *sine + (which ? in->v : in->k)[t * D + d];
                     *sine = sm * old + cm * *sine;
                 }
@@ -155,10 +170,12 @@ static void relative_oracle(const op_case *c, const op_tensors *in, double T, in
         for (int64_t j = 0; j < S; j++) {
             for (int64_t u = 0; !rotating && u <= t; u++) {
                 double w = cosine_sum(S, (double)(t - u) * (double)S / T - (double)j);
-                for (int64_t d = 0; d < D; d++) K[j * D + d] += w * in->k[u * D + d], V[j * D + d] += w * in->v[u * D + d];
+                for (int64_t d = 0; d < D; d++)
+                    K[j * D + d] += w * in->k[u * D + d], V[j * D + d] += w * in->v[u * D + d];
             }
             for (int64_t m = 0; rotating && m < M; m++) {
-                double angle = 2 * M_PI * (double)m * (double)j / (double)S, scale = (m ? 2.0 : 1.0) / (double)S;
+                double angle = 2 * M_PI * (double)m * (double)j / (double)S,
+                       scale = (m ? 2.0 : 1.0) / (double)S;
                 double A = scale * cos(angle), B = scale * sin(angle);
                 for (int64_t d = 0; d < D; d++) {
                     K[j * D + d] += A * states[m * D + d] + B * states[(M + m) * D + d];
@@ -191,7 +208,15 @@ static void relative_equals_its_definitions(void **state)
     (void)state;
     const double periods[] = {9, 18, 23.7, 200};
     for (int i = 0; i < 4; i++) {
-        op_case c = {.B = 1, .L = 70, .H = 1, .Hkv = 1, .Dk = 6, .Dv = 6, .M = 5, .period = {periods[i]}, .relative = 1};
+        op_case c = {.B = 1,
+                     .L = 70,
+                     .H = 1,
+                     .Hkv = 1,
+                     .Dk = 6,
+                     .Dv = 6,
+                     .M = 5,
+                     .period = {periods[i]},
+                     .relative = 1};
         op_tensors t;
         op_tensors_init(&c, &t);
         double want[70 * 6];
@@ -201,7 +226,8 @@ static void relative_equals_its_definitions(void **state)
                 op_forward(&c, &all[n], &t);
                 double error = op_error(t.o, want, 70 * 6);
                 if (!(error <= 10 * op_tolerance(all[n].dtype)))
-                    fail_msg("T=%g %s %s: %g", periods[i], rotating ? "rotating" : "direct", op_variant_name(&all[n]), error);
+                    fail_msg("T=%g %s %s: %g", periods[i], rotating ? "rotating" : "direct",
+                             op_variant_name(&all[n]), error);
             }
         }
         op_tensors_free(&t);

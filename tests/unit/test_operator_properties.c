@@ -1,5 +1,5 @@
-/* What must not change a result: later tokens, the thread count, repetition, where a sequence is split, packing, other
- * threads using the same plan. */
+/* What must not change a result: later tokens, the thread count, repetition, where a sequence is split,
+ * packing, other threads using the same plan. */
 #include "support/operator.h"
 
 #include <math.h>
@@ -19,9 +19,36 @@ static int setup(void **state)
 
 static const op_case shapes[] = {
     {.B = 2, .L = 150, .H = 2, .Hkv = 1, .Dk = 8, .Dv = 12, .M = 8, .period = {30}, .decay = 1, .seed = 1},
-    {.B = 1, .L = 170, .H = 2, .Hkv = 2, .Dk = 10, .Dv = 7, .M = 20, .period = {78, 97.3}, .decay = 0, .with_state = 1},
-    {.B = 1, .L = 140, .H = 1, .Hkv = 1, .Dk = 16, .Dv = 16, .M = 9, .period = {41.5}, .relative = 1, .with_state = 1},
-    {.B = 1, .L = 300, .H = 1, .Hkv = 1, .Dk = 16, .Dv = 16, .M = 16, .period = {31}, .decay = 1, .with_state = 1},
+    {.B = 1,
+     .L = 170,
+     .H = 2,
+     .Hkv = 2,
+     .Dk = 10,
+     .Dv = 7,
+     .M = 20,
+     .period = {78, 97.3},
+     .decay = 0,
+     .with_state = 1},
+    {.B = 1,
+     .L = 140,
+     .H = 1,
+     .Hkv = 1,
+     .Dk = 16,
+     .Dv = 16,
+     .M = 9,
+     .period = {41.5},
+     .relative = 1,
+     .with_state = 1},
+    {.B = 1,
+     .L = 300,
+     .H = 1,
+     .Hkv = 1,
+     .Dk = 16,
+     .Dv = 16,
+     .M = 16,
+     .period = {31},
+     .decay = 1,
+     .with_state = 1},
 };
 enum { SHAPES = 4 };
 
@@ -99,7 +126,8 @@ static void split_points(void **state)
                 op_case whole = shapes[i];
                 whole.B = 1;
                 op_case first = whole, second = whole;
-                first.L = cuts[n], second.L = whole.L - cuts[n], second.position = cuts[n], second.with_state = 1;
+                first.L = cuts[n], second.L = whole.L - cuts[n], second.position = cuts[n],
+                second.with_state = 1;
                 op_tensors a, b, c;
                 op_tensors_init(&whole, &a);
                 op_tensors_init(&whole, &b); /* room for the first part, same inputs */
@@ -107,13 +135,17 @@ static void split_points(void **state)
                 op_forward(&whole, &all[v], &a);
                 op_forward(&first, &all[v], &b);
                 int64_t t = cuts[n], slots = whole.Hkv * op_slots(&whole);
-                memcpy(c.q, a.q + t * whole.H * whole.Dk, (size_t)(second.L * whole.H * whole.Dk) * sizeof(double));
-                memcpy(c.k, a.k + t * whole.Hkv * whole.Dk, (size_t)(second.L * whole.Hkv * whole.Dk) * sizeof(double));
-                memcpy(c.v, a.v + t * whole.Hkv * whole.Dv, (size_t)(second.L * whole.Hkv * whole.Dv) * sizeof(double));
+                memcpy(c.q, a.q + t * whole.H * whole.Dk,
+                       (size_t)(second.L * whole.H * whole.Dk) * sizeof(double));
+                memcpy(c.k, a.k + t * whole.Hkv * whole.Dk,
+                       (size_t)(second.L * whole.Hkv * whole.Dk) * sizeof(double));
+                memcpy(c.v, a.v + t * whole.Hkv * whole.Dv,
+                       (size_t)(second.L * whole.Hkv * whole.Dv) * sizeof(double));
                 memcpy(c.k_in, b.k_out, (size_t)(slots * whole.Dk) * sizeof(double));
                 memcpy(c.v_in, b.v_out, (size_t)(slots * whole.Dv) * sizeof(double));
                 op_forward(&second, &all[v], &c);
-                memcpy(b.o + t * whole.H * whole.Dv, c.o, (size_t)(second.L * whole.H * whole.Dv) * sizeof(double));
+                memcpy(b.o + t * whole.H * whole.Dv, c.o,
+                       (size_t)(second.L * whole.H * whole.Dv) * sizeof(double));
                 memcpy(b.k_out, c.k_out, (size_t)(slots * whole.Dk) * sizeof(double));
                 memcpy(b.v_out, c.v_out, (size_t)(slots * whole.Dv) * sizeof(double));
                 op_compare(&whole, &all[v], &b, &a, OP_FORWARD);
@@ -127,8 +159,17 @@ static void split_points(void **state)
 static void packing(void **state)
 {
     (void)state;
-    op_case packed = {.B = 4, .H = 2, .Hkv = 1, .Dk = 9, .Dv = 6, .M = 7, .period = {33.3}, .decay = 1, .packed = 1,
-                      .offsets = {0, 70, 70, 71, 140}, .position = 3};
+    op_case packed = {.B = 4,
+                      .H = 2,
+                      .Hkv = 1,
+                      .Dk = 9,
+                      .Dv = 6,
+                      .M = 7,
+                      .period = {33.3},
+                      .decay = 1,
+                      .packed = 1,
+                      .offsets = {0, 70, 70, 71, 140},
+                      .position = 3};
     for (int v = 0; v < n_all; v++) {
         op_tensors a;
         op_tensors_init(&packed, &a);
@@ -144,14 +185,17 @@ static void packing(void **state)
             memcpy(b.v, a.v + from * 6, (size_t)(one.L * 6) * sizeof(double));
             op_forward(&one, &all[v], &b);
             double error = op_error(a.o + from * 12, b.o, one.L * 12);
-            if (error != 0) fail_msg("%s: sequence %lld differs by %g when packed", op_variant_name(&all[v]), (long long)s, error);
+            if (error != 0)
+                fail_msg("%s: sequence %lld differs by %g when packed", op_variant_name(&all[v]),
+                         (long long)s, error);
             op_tensors_free(&b);
         }
         op_tensors_free(&a);
     }
 }
 
-/* ---- one plan, many threads ----------------------------------------------------------------------------------- */
+/* ---- one plan, many threads
+ * ----------------------------------------------------------------------------------- */
 
 typedef struct user {
     const blurry_attn_plan *plan;
@@ -166,8 +210,8 @@ static void *use_plan(void *argument)
     size_t bytes = blurry_attn_forward_workspace(u->plan);
     void *workspace = aligned_alloc(64, bytes);
     for (int i = 0; i < 5; i++) {
-        blurry_attn_forward_args a = {.q = u->x, .k = u->x, .v = u->x, .o = u->o, .workspace = workspace,
-                                      .workspace_bytes = bytes};
+        blurry_attn_forward_args a = {
+            .q = u->x, .k = u->x, .v = u->x, .o = u->o, .workspace = workspace, .workspace_bytes = bytes};
         u->failed |= blurry_attn_forward(u->plan, &a) != BLURRY_OK;
     }
     free(workspace);
@@ -200,8 +244,8 @@ static void one_plan_many_threads(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(causality),    cmocka_unit_test(threads_and_reruns),    cmocka_unit_test(split_points),
-        cmocka_unit_test(packing),      cmocka_unit_test(one_plan_many_threads),
+        cmocka_unit_test(causality), cmocka_unit_test(threads_and_reruns),    cmocka_unit_test(split_points),
+        cmocka_unit_test(packing),   cmocka_unit_test(one_plan_many_threads),
     };
     return cmocka_run_group_tests(tests, setup, NULL);
 }

@@ -18,20 +18,29 @@ static double draw_period(int64_t S, int grid_relative)
     static const double wide[] = {30, 100, 1000, 1e6};
     double s = (double)S;
     switch (draw(0, 7)) {
-    case 0: return s;
-    case 1: return 2 * s;
-    case 2: return s * (double)draw(1, 6);
-    case 3: return s + (double)draw(0, 3 * S);
-    case 4: return s * wide[draw(0, grid_relative ? 1 : 3)];
-    case 5: return s * 0.5; /* raised */
-    default: return s * (1 + 4 * (op_random(&draw_state) * 0.5 + 0.5));
+    case 0:
+        return s;
+    case 1:
+        return 2 * s;
+    case 2:
+        return s * (double)draw(1, 6);
+    case 3:
+        return s + (double)draw(0, 3 * S);
+    case 4:
+        return s * wide[draw(0, grid_relative ? 1 : 3)];
+    case 5:
+        return s * 0.5; /* raised */
+    default:
+        return s * (1 + 4 * (op_random(&draw_state) * 0.5 + 0.5));
     }
 }
 
 static op_case draw_case(int index)
 {
-    static const int64_t positions[] = {0, 0, 0, 1, 17, 1000, 1000003, 1000000007, 999999999937, 1000000000000};
-    op_case c = {.B = draw(1, 3), .Dk = draw(1, 24), .Dv = draw(1, 24), .M = draw(1, 24), .seed = (uint64_t)index};
+    static const int64_t positions[] = {
+        0, 0, 0, 1, 17, 1000, 1000003, 1000000007, 999999999937, 1000000000000};
+    op_case c = {
+        .B = draw(1, 3), .Dk = draw(1, 24), .Dv = draw(1, 24), .M = draw(1, 24), .seed = (uint64_t)index};
     if (draw(0, 9) == 0) c.Dk = c.Dv = 64;
     if (draw(0, 11) == 0) c.M = draw(25, 80);
     c.Hkv = draw(1, 3), c.H = c.Hkv * draw(1, 2);
@@ -92,8 +101,16 @@ static void edges(void **state)
     int n = op_variants(all, 16, 0);
     for (int i = 0; i < 7; i++)
         for (int m = 0; m < 8; m++) {
-            op_case c = {.B = 1, .L = lengths[i], .H = 1, .Hkv = 1, .Dk = 8 + (i + m) % 3, .Dv = 16 - m % 4, .M = modes[m],
-                         .decay = (i + m) % 2, .with_state = m % 2, .seed = 1000 + (uint64_t)i};
+            op_case c = {.B = 1,
+                         .L = lengths[i],
+                         .H = 1,
+                         .Hkv = 1,
+                         .Dk = 8 + (i + m) % 3,
+                         .Dv = 16 - m % 4,
+                         .M = modes[m],
+                         .decay = (i + m) % 2,
+                         .with_state = m % 2,
+                         .seed = 1000 + (uint64_t)i};
             c.period[0] = (double)op_slots(&c) * (1 + (i * m) % 5 * 0.5);
             op_tensors want, got;
             op_tensors_init(&c, &want);

@@ -1,5 +1,5 @@
-/* Decode: prefill and steps equal one long forward, for every fold, in every variant; sequences at different positions;
- * forks; states that travel between forward and step. */
+/* Decode: prefill and steps equal one long forward, for every fold, in every variant; sequences at different
+ * positions; forks; states that travel between forward and step. */
 #include "support/operator.h"
 
 #include <math.h>
@@ -78,19 +78,27 @@ static void decoder_step(decoder *d, op_tensors *t, int64_t i)
     const op_case *c = &d->c;
     for (int64_t b = 0; b < c->B; b++) {
         int64_t n = b * c->L + i;
-        op_to(d->v.dtype, t->q + n * c->H * c->Dk, (char *)d->q + (size_t)(b * c->H * c->Dk) * d->e, c->H * c->Dk);
-        op_to(d->v.dtype, t->k + n * c->Hkv * c->Dk, (char *)d->k + (size_t)(b * c->Hkv * c->Dk) * d->e, c->Hkv * c->Dk);
+        op_to(d->v.dtype, t->q + n * c->H * c->Dk, (char *)d->q + (size_t)(b * c->H * c->Dk) * d->e,
+              c->H * c->Dk);
+        op_to(d->v.dtype, t->k + n * c->Hkv * c->Dk, (char *)d->k + (size_t)(b * c->Hkv * c->Dk) * d->e,
+              c->Hkv * c->Dk);
         op_to(d->v.dtype, t->v + n * c->Hkv * c->Dv, (char *)d->v_in + (size_t)(b * c->Hkv * c->Dv) * d->e,
               c->Hkv * c->Dv);
     }
     memset(d->o, 0xFF, (size_t)(c->B * c->H * c->Dv) * d->e);
     memset(d->workspace, 0xFF, blurry_attn_step_workspace(d->plan));
-    blurry_attn_step_args a = {.count = c->B, .q = d->q, .k = d->k, .v = d->v_in, .o = d->o, .states = d->pointers,
-                               .workspace = d->workspace, .workspace_bytes = blurry_attn_step_workspace(d->plan)};
+    blurry_attn_step_args a = {.count = c->B,
+                               .q = d->q,
+                               .k = d->k,
+                               .v = d->v_in,
+                               .o = d->o,
+                               .states = d->pointers,
+                               .workspace = d->workspace,
+                               .workspace_bytes = blurry_attn_step_workspace(d->plan)};
     assert_ok(blurry_attn_step(d->plan, &a));
     for (int64_t b = 0; b < c->B; b++)
-        op_from(d->v.dtype, (char *)d->o + (size_t)(b * c->H * c->Dv) * d->e, t->o + (b * c->L + i) * c->H * c->Dv,
-                c->H * c->Dv);
+        op_from(d->v.dtype, (char *)d->o + (size_t)(b * c->H * c->Dv) * d->e,
+                t->o + (b * c->L + i) * c->H * c->Dv, c->H * c->Dv);
 }
 
 static void decoder_slots(const decoder *d, op_tensors *t, int64_t seen)
@@ -118,8 +126,10 @@ static void decoder_forward(decoder *d, op_tensors *t, int64_t first, int64_t co
     blurry_attn_plan *plan;
     assert_ok(blurry_attn_plan_create(&plan, &desc));
     int64_t nq = c.H * c.Dk, nk = c.Hkv * c.Dk, nv = c.Hkv * c.Dv, no = c.H * c.Dv;
-    char *q = op_guarded((size_t)(c.B * count * nq) * d->e), *k = op_guarded((size_t)(c.B * count * nk) * d->e);
-    char *v = op_guarded((size_t)(c.B * count * nv) * d->e), *o = op_guarded((size_t)(c.B * count * no) * d->e);
+    char *q = op_guarded((size_t)(c.B * count * nq) * d->e),
+         *k = op_guarded((size_t)(c.B * count * nk) * d->e);
+    char *v = op_guarded((size_t)(c.B * count * nv) * d->e),
+         *o = op_guarded((size_t)(c.B * count * no) * d->e);
     for (int64_t b = 0; b < c.B; b++) {
         int64_t from = b * d->c.L + first, to = b * count;
         op_to(d->v.dtype, t->q + from * nq, q + (size_t)(to * nq) * d->e, count * nq);
@@ -128,7 +138,12 @@ static void decoder_forward(decoder *d, op_tensors *t, int64_t first, int64_t co
     }
     size_t bytes = blurry_attn_forward_workspace(plan);
     void *workspace = op_guarded(bytes);
-    blurry_attn_forward_args f = {.q = q, .k = k, .v = v, .o = o, .state_in = d->states, .workspace = workspace,
+    blurry_attn_forward_args f = {.q = q,
+                                  .k = k,
+                                  .v = v,
+                                  .o = o,
+                                  .state_in = d->states,
+                                  .workspace = workspace,
                                   .workspace_bytes = bytes};
     assert_ok(blurry_attn_forward(plan, &f)); /* leaves the states alone: done again with state_out below */
     double *alone = calloc((size_t)(c.B * count * no), sizeof(double));
@@ -136,9 +151,11 @@ static void decoder_forward(decoder *d, op_tensors *t, int64_t first, int64_t co
     f.state_out = d->states;
     assert_ok(blurry_attn_forward(plan, &f));
     for (int64_t b = 0; b < c.B; b++)
-        op_from(d->v.dtype, o + (size_t)(b * count * no) * d->e, t->o + (b * d->c.L + first) * no, count * no);
+        op_from(d->v.dtype, o + (size_t)(b * count * no) * d->e, t->o + (b * d->c.L + first) * no,
+                count * no);
     for (int64_t b = 0; b < c.B; b++)
-        assert_memory_equal(alone + b * count * no, t->o + (b * d->c.L + first) * no, (size_t)(count * no) * sizeof(double));
+        assert_memory_equal(alone + b * count * no, t->o + (b * d->c.L + first) * no,
+                            (size_t)(count * no) * sizeof(double));
     free(alone);
     op_guarded_free(q);
     op_guarded_free(k);
@@ -150,11 +167,47 @@ static void decoder_forward(decoder *d, op_tensors *t, int64_t first, int64_t co
 
 static const op_case shapes[] = {
     {.B = 2, .L = 60, .H = 2, .Hkv = 2, .Dk = 8, .Dv = 8, .M = 4, .period = {7, 14}, .decay = 1, .seed = 1},
-    {.B = 2, .L = 60, .H = 4, .Hkv = 2, .Dk = 7, .Dv = 19, .M = 12, .period = {37.5, 61.2}, .decay = 1, .with_state = 1},
-    {.B = 1, .L = 50, .H = 3, .Hkv = 1, .Dk = 33, .Dv = 5, .M = 20, .period = {100}, .decay = 0, .position = 1000003},
-    {.B = 1, .L = 70, .H = 2, .Hkv = 1, .Dk = 16, .Dv = 64, .M = 33, .period = {130}, .decay = 1, .position = 999999999989,
+    {.B = 2,
+     .L = 60,
+     .H = 4,
+     .Hkv = 2,
+     .Dk = 7,
+     .Dv = 19,
+     .M = 12,
+     .period = {37.5, 61.2},
+     .decay = 1,
      .with_state = 1},
-    {.B = 2, .L = 45, .H = 2, .Hkv = 2, .Dk = 12, .Dv = 10, .M = 9, .period = {34, 20.7}, .relative = 1, .with_state = 1},
+    {.B = 1,
+     .L = 50,
+     .H = 3,
+     .Hkv = 1,
+     .Dk = 33,
+     .Dv = 5,
+     .M = 20,
+     .period = {100},
+     .decay = 0,
+     .position = 1000003},
+    {.B = 1,
+     .L = 70,
+     .H = 2,
+     .Hkv = 1,
+     .Dk = 16,
+     .Dv = 64,
+     .M = 33,
+     .period = {130},
+     .decay = 1,
+     .position = 999999999989,
+     .with_state = 1},
+    {.B = 2,
+     .L = 45,
+     .H = 2,
+     .Hkv = 2,
+     .Dk = 12,
+     .Dv = 10,
+     .M = 9,
+     .period = {34, 20.7},
+     .relative = 1,
+     .with_state = 1},
     {.B = 1, .L = 20, .H = 1, .Hkv = 1, .Dk = 3, .Dv = 2, .M = 1, .period = {1}, .decay = 1},
     {.B = 1, .L = 20, .H = 1, .Hkv = 1, .Dk = 3, .Dv = 2, .M = 1, .period = {5.5}, .decay = 0},
     {.B = 1, .L = 80, .H = 1, .Hkv = 1, .Dk = 64, .Dv = 64, .M = 64, .period = {254}, .decay = 1},
@@ -194,7 +247,8 @@ static void steps_equal_forward(void **state)
     for (int i = 0; i < SHAPES; i++)
         for (int v = 0; v < n_all; v++)
             for (int f = 0; f < 7; f++) {
-                if (f % 3 != v % 3 && i > 1) continue; /* all folds on the first shapes, a third of them on the rest */
+                if (f % 3 != v % 3 && i > 1)
+                    continue; /* all folds on the first shapes, a third of them on the rest */
                 check(&shapes[i], &all[v], folds[f], 0, 0);
                 check(&shapes[i], &all[v], folds[f], shapes[i].L / 2 + 1, 0);
                 check(&shapes[i], &all[v], folds[f], 3, 4);
@@ -257,8 +311,13 @@ static void mixed_positions(void **state)
                     op_to(all[v].dtype, alone.q + n * c.H * c.Dk, single.q, c.H * c.Dk);
                     op_to(all[v].dtype, alone.k + n * c.Hkv * c.Dk, single.k, c.Hkv * c.Dk);
                     op_to(all[v].dtype, alone.v + n * c.Hkv * c.Dv, single.v_in, c.Hkv * c.Dv);
-                    blurry_attn_step_args a = {.count = 1, .q = single.q, .k = single.k, .v = single.v_in, .o = single.o,
-                                               .states = &single.pointers[b], .workspace = single.workspace,
+                    blurry_attn_step_args a = {.count = 1,
+                                               .q = single.q,
+                                               .k = single.k,
+                                               .v = single.v_in,
+                                               .o = single.o,
+                                               .states = &single.pointers[b],
+                                               .workspace = single.workspace,
                                                .workspace_bytes = blurry_attn_step_workspace(single.plan)};
                     assert_ok(blurry_attn_step(single.plan, &a));
                     op_from(all[v].dtype, single.o, alone.o + n * c.H * c.Dv, c.H * c.Dv);
@@ -270,7 +329,12 @@ static void mixed_positions(void **state)
             d.pointers[0] = d.pointers[2], d.pointers[2] = swap;
             decoder_step(&d, &together, 0);
             d.pointers[0] = d.pointers[2];
-            blurry_attn_step_args a = {.count = 3, .q = d.q, .k = d.k, .v = d.v_in, .o = d.o, .states = d.pointers,
+            blurry_attn_step_args a = {.count = 3,
+                                       .q = d.q,
+                                       .k = d.k,
+                                       .v = d.v_in,
+                                       .o = d.o,
+                                       .states = d.pointers,
                                        .workspace = d.workspace,
                                        .workspace_bytes = blurry_attn_step_workspace(d.plan)};
             assert_fails(blurry_attn_step(d.plan, &a), BLURRY_E_INVALID, "given twice");

@@ -7,8 +7,8 @@
 
 typedef void exp_probe(const double *x, double *y, int n);
 typedef double sum_probe(const double *x, double *high);
-#define PROBE(suffix)                                                                                                  \
-    exp_probe vector_probe_exp_##suffix;                                                                               \
+#define PROBE(suffix)                                                                                        \
+    exp_probe vector_probe_exp_##suffix;                                                                     \
     sum_probe vector_probe_sum_##suffix;
 PROBE(base_f32)
 PROBE(base_f64)
@@ -48,7 +48,8 @@ static void exponential(void **state)
         for (int pass = 0; pass < 64; pass++) {
             for (int i = 0; i < N; i++) {
                 double at = ((double)i + (double)pass / 64) / N;
-                x[i] = pass % 2 ? low + (high - low) * at : -1 + 2 * at; /* the whole range, and densely around 0 */
+                x[i] = pass % 2 ? low + (high - low) * at
+                                : -1 + 2 * at; /* the whole range, and densely around 0 */
                 if (probes[p].is_float) x[i] = (double)(float)x[i];
             }
             probes[p].exp(x, y, N);

@@ -1,4 +1,5 @@
-/* The vector helpers as plain functions, compiled once per instruction set and type (tests/CMakeLists.txt). */
+/* The vector helpers as plain functions, compiled once per instruction set and type (tests/CMakeLists.txt).
+ */
 #include "kernels/vector_math.h"
 
 void VARIANT(vector_probe_exp)(const double *x, double *y, int n);

@@ -62,7 +62,8 @@ static void write_token(const bla_shape *s, const double *phi, const real *x, in
     }
 }
 
-/* phi [2S]: the weights of position t, twice, so that phi[i + j] is phi_t[(i + j) mod S]; dphi_dT [S] or NULL. */
+/* phi [2S]: the weights of position t, twice, so that phi[i + j] is phi_t[(i + j) mod S]; dphi_dT [S] or
+ * NULL. */
 static void weights(const bla_shape *s, double T, int64_t t, double *phi, double *dphi_dT)
 {
     dirichlet_weights_dT(s->S, T, t, phi, dphi_dT);

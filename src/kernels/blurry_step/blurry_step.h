@@ -1,9 +1,10 @@
 /* Contract of the decode kernels: one token for each sequence of a batch, each at its own position.
  *
- * A write touches every slot, so writing at every step would move the state through memory twice. Instead the last
- * `fold` tokens stay beside the slots in a ring (k, v and their weights phi), reads go through the recurrence applied to
- * the logits, and the slots are brought up to date block by block: block r of `block` slots takes in everything it
- * missed at the steps t with t mod fold = phase(r). So each step reads all slots and writes 1/fold of them.
+ * A write touches every slot, so writing at every step would move the state through memory twice. Instead the
+ * last `fold` tokens stay beside the slots in a ring (k, v and their weights phi), reads go through the
+ * recurrence applied to the logits, and the slots are brought up to date block by block: block r of `block`
+ * slots takes in everything it missed at the steps t with t mod fold = phase(r). So each step reads all slots
+ * and writes 1/fold of them.
  *
  * A block is behind by `pending` tokens, the last ones of the ring; token u lies at ring index u mod fold. */
 #ifndef BLURRY_KERNELS_BLURRY_STEP_H
@@ -13,7 +14,9 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum { BLA_STEP_ALIGN = 16 }; /* block sizes and weight rows are multiples of the widest vector, on every machine */
+enum {
+    BLA_STEP_ALIGN = 16
+}; /* block sizes and weight rows are multiples of the widest vector, on every machine */
 
 typedef struct bla_step_shape {
     int64_t batch; /* most sequences of one call */
@@ -30,8 +33,8 @@ typedef struct bla_step_shape {
     int decay, relative, threads;
 } bla_step_shape;
 
-/* One sequence's memory. Slots k [Hkv, S, Dk], v [Hkv, S, Dv]; rings ring_k [Hkv, fold, Dk], ring_v [Hkv, fold, Dv],
- * ring_phi [n_periods, fold, padded]. */
+/* One sequence's memory. Slots k [Hkv, S, Dk], v [Hkv, S, Dv]; rings ring_k [Hkv, fold, Dk], ring_v [Hkv,
+ * fold, Dv], ring_phi [n_periods, fold, padded]. */
 typedef struct bla_step_sequence {
     void *k, *v, *ring_k, *ring_v, *ring_phi;
     int64_t position; /* of the token to be added; tokens 0 .. position-1 were seen */
@@ -56,9 +59,10 @@ typedef struct bla_step_kernel {
 const bla_step_kernel *bla_step_kernel_reference(blurry_dtype dtype);
 const bla_step_kernel *bla_step_kernel_fast(blurry_dtype dtype, cpu_isa isa);
 
-/* Writes the slots with nothing pending, [Hkv, S, Dk] and [Hkv, S, Dv]; either may be NULL or the sequence's own. */
-void bla_step_settle(blurry_dtype dtype, const bla_step_shape *shape, const bla_step_sequence *sequence, void *k,
-                     void *v);
+/* Writes the slots with nothing pending, [Hkv, S, Dk] and [Hkv, S, Dv]; either may be NULL or the sequence's
+ * own. */
+void bla_step_settle(blurry_dtype dtype, const bla_step_shape *shape, const bla_step_sequence *sequence,
+                     void *k, void *v);
 
 /* Sets block, n_blocks and padded from S and fold. */
 void bla_step_blocks(bla_step_shape *shape);
@@ -69,11 +73,13 @@ void bla_step_sines(const bla_step_shape *shape, double *sines);
 /* t mod fold at which block r is brought up to date: spread evenly over the steps. */
 static inline int64_t bla_step_phase(const bla_step_shape *s, int64_t r)
 {
-    return (int64_t)((uint32_t)r * (uint32_t)s->fold / (uint32_t)s->n_blocks); /* small numbers: a quick division */
+    return (int64_t)((uint32_t)r * (uint32_t)s->fold /
+                     (uint32_t)s->n_blocks); /* small numbers: a quick division */
 }
 
 /* Tokens that block r misses when tokens 0 .. seen-1 have been taken in. */
-static inline int64_t bla_step_pending(const bla_step_shape *s, const bla_step_sequence *x, int64_t r, int64_t seen)
+static inline int64_t bla_step_pending(const bla_step_shape *s, const bla_step_sequence *x, int64_t r,
+                                       int64_t seen)
 {
     int64_t since_fold = ((seen - 1 - bla_step_phase(s, r)) % s->fold + s->fold) % s->fold;
     int64_t since_start = seen - x->empty_at;

@@ -1,4 +1,5 @@
-/* The reference of decoding: every slot is brought up to date in double for the read, and kept where its block is due. */
+/* The reference of decoding: every slot is brought up to date in double for the read, and kept where its
+ * block is due. */
 #include "base/dirichlet.h"
 #include "base/sizes.h"
 #include "base/threads.h"
@@ -10,11 +11,11 @@
 
 void VARIANT(bla_step_settle)(const bla_step_shape *s, const bla_step_sequence *x, void *k, void *v);
 
-/* row [n] = columns from .. from+n-1 of slot j of head h, with the last `pending` of `seen` tokens taken in, oldest
- * first. slots [Hkv, S, D], ring [Hkv, fold, D]. */
-static void current_row(const bla_step_shape *s, const bla_step_sequence *x, const real *slots, const real *ring,
-                        int64_t D, int64_t h, int64_t j, int64_t seen, int64_t pending, int64_t from, int64_t n,
-                        double *row)
+/* row [n] = columns from .. from+n-1 of slot j of head h, with the last `pending` of `seen` tokens taken in,
+ * oldest first. slots [Hkv, S, D], ring [Hkv, fold, D]. */
+static void current_row(const bla_step_shape *s, const bla_step_sequence *x, const real *slots,
+                        const real *ring, int64_t D, int64_t h, int64_t j, int64_t seen, int64_t pending,
+                        int64_t from, int64_t n, double *row)
 {
     const real *phi = (const real *)x->ring_phi + s->period_of[h] * s->fold * s->padded + j;
     for (int64_t i = 0; i < n; i++) row[i] = (double)slots[(h * s->S + j) * D + from + i];
@@ -26,8 +27,8 @@ static void current_row(const bla_step_shape *s, const bla_step_sequence *x, con
 }
 
 /* The row after the token at x->position, stored back where its block is due. */
-static void step_row(const bla_step_shape *s, const bla_step_sequence *x, real *slots, const real *ring, int64_t D,
-                     int64_t h, int64_t j, double *row)
+static void step_row(const bla_step_shape *s, const bla_step_sequence *x, real *slots, const real *ring,
+                     int64_t D, int64_t h, int64_t j, double *row)
 {
     int64_t t = x->position, r = j / s->block;
     current_row(s, x, slots, ring, D, h, j, t + 1, bla_step_pending(s, x, r, t) + 1, 0, D, row);
@@ -35,9 +36,11 @@ static void step_row(const bla_step_shape *s, const bla_step_sequence *x, real *
     for (int64_t i = 0; i < D; i++) slots[(h * s->S + j) * D + i] = (real)row[i];
 }
 
-/* ---- reading ------------------------------------------------------------------------------------------------ */
+/* ---- reading
+ * ------------------------------------------------------------------------------------------------ */
 
-/* x [S] in place by the relative grid's mix, its own transpose: x_j <- sum_i phi_t[(i + j) mod S] x_i; spare [S]. */
+/* x [S] in place by the relative grid's mix, its own transpose: x_j <- sum_i phi_t[(i + j) mod S] x_i; spare
+ * [S]. */
 static void mix(const bla_step_shape *s, const real *phi, double *x, double *spare)
 {
     memcpy(spare, x, (size_t)s->S * sizeof *x);
@@ -58,7 +61,8 @@ static void weigh(const bla_step_shape *s, const real *phi, int64_t visible, dou
     if (s->relative) mix(s, phi, x, spare);
 }
 
-/* ---- one step ----------------------------------------------------------------------------------------------- */
+/* ---- one step
+ * ----------------------------------------------------------------------------------------------- */
 
 typedef struct step_job {
     const bla_step_shape *shape;
@@ -126,11 +130,12 @@ static void run(const bla_step_shape *shape, const bla_step *args)
     threads_run(shape->threads, args->count * shape->Hkv, step_task, &job);
 }
 
-/* ---- everything pending taken in ---------------------------------------------------------------------------- */
+/* ---- everything pending taken in
+ * ---------------------------------------------------------------------------- */
 
 /* Pieces of rows go through a small buffer, so that `out` may be `slots` itself. */
-static void settle_slots(const bla_step_shape *s, const bla_step_sequence *x, const real *slots, const real *ring,
-                         int64_t D, real *out)
+static void settle_slots(const bla_step_shape *s, const bla_step_sequence *x, const real *slots,
+                         const real *ring, int64_t D, real *out)
 {
     enum { PIECE = 64 };
     double piece[PIECE];

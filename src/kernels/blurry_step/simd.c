@@ -1,11 +1,12 @@
 /* Decoding with vectors. Per sequence and key/value head, each slot's K and V row is read once:
- *   K pass: rows of the due block are brought up to date and stored; dot products of all rows with the group's queries;
- *   logits: what the other blocks miss is applied to the logits, l <- l + phi_u (<q,k_u> - l) for each pending u with
- *           decay (l + phi_u <q,k_u> without), because the recurrence of K is linear in K;
+ *   K pass: rows of the due block are brought up to date and stored; dot products of all rows with the
+ * group's queries; logits: what the other blocks miss is applied to the logits, l <- l + phi_u (<q,k_u> - l)
+ * for each pending u with decay (l + phi_u <q,k_u> without), because the recurrence of K is linear in K;
  *   softmax, then the same recurrence backwards turns p into weights of V rows and of the pending v_u;
  *   V pass: as the K pass, rows added into o.
- * The weights of a token are made once per sequence and distinct period, in double, from tables of sines. While one pass
- * computes, the next one's rows are fetched: V during the K pass, the next head's K during the V pass. */
+ * The weights of a token are made once per sequence and distinct period, in double, from tables of sines.
+ * While one pass computes, the next one's rows are fetched: V during the K pass, the next head's K during the
+ * V pass. */
 #include "base/dirichlet.h"
 #include "base/sizes.h"
 #include "base/threads.h"
@@ -15,8 +16,8 @@
 #include <math.h>
 #include <string.h>
 
-/* One task's view. Rows of weights are [padded]; blocks begin at multiples of BLA_STEP_ALIGN, so whole vectors belong to
- * one block. */
+/* One task's view. Rows of weights are [padded]; blocks begin at multiples of BLA_STEP_ALIGN, so whole
+ * vectors belong to one block. */
 typedef struct head {
     const bla_step_shape *s;
     const bla_step_sequence *x;
@@ -64,9 +65,11 @@ static size_t workspace(const bla_step_shape *s)
     return size_mul(share_bytes(s), (size_t)s->threads);
 }
 
-/* ---- weights of the new token --------------------------------------------------------------------------------- */
+/* ---- weights of the new token
+ * --------------------------------------------------------------------------------- */
 
-/* phi for position t into row [padded]: as dirichlet_weights, with sin(pi (f - e) / S) for e = j - n from the tables. */
+/* phi for position t into row [padded]: as dirichlet_weights, with sin(pi (f - e) / S) for e = j - n from the
+ * tables. */
 static void weights_row(const bla_step_shape *s, int64_t period, int64_t t, real *restrict row)
 {
     const double pi = 3.14159265358979323846264338327950288;
@@ -93,13 +96,16 @@ static void weights_task(void *context, int64_t task, int worker)
     for (int64_t i = task * ROWS_PER_TASK; i < end && i < all; i++) {
         const bla_step_sequence *x = &a->sequences[i / s->n_periods];
         int64_t p = i % s->n_periods;
-        weights_row(s, p, x->position, (real *)x->ring_phi + (p * s->fold + x->position % s->fold) * s->padded);
+        weights_row(s, p, x->position,
+                    (real *)x->ring_phi + (p * s->fold + x->position % s->fold) * s->padded);
     }
 }
 
-/* ---- bringing a block up to date ------------------------------------------------------------------------------ */
+/* ---- bringing a block up to date
+ * ------------------------------------------------------------------------------ */
 
-/* keep_j = prod (1 - phi_u[j]) and take_u[j] = phi_u[j] prod_{s > u} (1 - phi_s[j]) over the tokens missed. */
+/* keep_j = prod (1 - phi_u[j]) and take_u[j] = phi_u[j] prod_{s > u} (1 - phi_s[j]) over the tokens missed.
+ */
 static void due_coefficients(const head *h)
 {
     const bla_step_shape *s = h->s;
@@ -121,7 +127,8 @@ enum { TILE = 8 }; /* vectors of a row that stay in registers */
 static void update_row(const head *h, int64_t i, int64_t D, const real *ring, real *row)
 {
     const int64_t fold = h->s->fold, block = h->s->block, n = h->due_tokens;
-    const int64_t first = h->at + 1 >= n ? h->at + 1 - n : h->at + 1 - n + fold; /* of the oldest token missed */
+    const int64_t first =
+        h->at + 1 >= n ? h->at + 1 - n : h->at + 1 - n + fold; /* of the oldest token missed */
     const real keep = h->keep[i], *take = h->take + i;
     int64_t d = 0;
     for (; d + TILE * VL <= D; d += TILE * VL) {
@@ -141,12 +148,14 @@ static void update_row(const head *h, int64_t i, int64_t D, const real *ring, re
     }
     for (; d < D; d++) {
         real acc = keep * row[d];
-        for (int64_t m = 0, u = first; m < n; m++, u = u + 1 == fold ? 0 : u + 1) acc += take[m * block] * ring[u * D + d];
+        for (int64_t m = 0, u = first; m < n; m++, u = u + 1 == fold ? 0 : u + 1)
+            acc += take[m * block] * ring[u * D + d];
         row[d] = acc;
     }
 }
 
-/* ---- reading K -------------------------------------------------------------------------------------------------- */
+/* ---- reading K
+ * -------------------------------------------------------------------------------------------------- */
 
 static real dot(const real *a, const real *b, int64_t n)
 {
@@ -202,7 +211,8 @@ static void read_keys(const head *h, int64_t group)
     }
 }
 
-/* ---- from logits to weights ------------------------------------------------------------------------------------- */
+/* ---- from logits to weights
+ * ------------------------------------------------------------------------------------- */
 
 static void apply_pending(const head *h, real *logits)
 {
@@ -222,7 +232,8 @@ static void apply_pending(const head *h, real *logits)
     }
 }
 
-/* scores[u] = sum_j w_j phi_u[j] (later gates), and w_j loses what later tokens overwrote. Newest token first. */
+/* scores[u] = sum_j w_j phi_u[j] (later gates), and w_j loses what later tokens overwrote. Newest token
+ * first. */
 static void split_weights(const head *h, int64_t held, real *w)
 {
     const bla_step_shape *s = h->s;
@@ -286,9 +297,11 @@ static void softmax(const bla_step_shape *s, int64_t visible, real *x)
     for (int64_t j = 0; j < s->padded; j += VL) v_store(x + j, share * v_load(x + j));
 }
 
-/* ---- reading V -------------------------------------------------------------------------------------------------- */
+/* ---- reading V
+ * -------------------------------------------------------------------------------------------------- */
 
-/* sum [n] += sum over `count` rows of w_i row_i; rows are D apart. Columns in tiles that stay in registers. */
+/* sum [n] += sum over `count` rows of w_i row_i; rows are D apart. Columns in tiles that stay in registers.
+ */
 static void add_rows(const real *w, const real *rows, int64_t count, int64_t D, real *sum)
 {
     int64_t d = 0;
@@ -323,7 +336,8 @@ static void read_values(const head *h, int64_t group)
     }
 }
 
-/* ---- one step --------------------------------------------------------------------------------------------------- */
+/* ---- one step
+ * --------------------------------------------------------------------------------------------------- */
 
 static head open_head(const bla_step_shape *s, const bla_step *a, int64_t b, int64_t kv, real *share)
 {
@@ -357,8 +371,10 @@ static void step_head(const bla_step *a, head h, int64_t b, int64_t kv)
     const bla_step_shape *s = h.s;
     const int64_t group = s->H / s->Hkv, seen = h.t + 1 - h.x->empty_at;
     const int64_t held = seen < s->fold ? seen : s->fold; /* ring entries in use */
-    memcpy(h.ring_k + h.at * s->Dk, (const real *)a->k + (b * s->Hkv + kv) * s->Dk, (size_t)s->Dk * sizeof(real));
-    memcpy(h.ring_v + h.at * s->Dv, (const real *)a->v + (b * s->Hkv + kv) * s->Dv, (size_t)s->Dv * sizeof(real));
+    memcpy(h.ring_k + h.at * s->Dk, (const real *)a->k + (b * s->Hkv + kv) * s->Dk,
+           (size_t)s->Dk * sizeof(real));
+    memcpy(h.ring_v + h.at * s->Dv, (const real *)a->v + (b * s->Hkv + kv) * s->Dv,
+           (size_t)s->Dv * sizeof(real));
     if (h.due >= 0) due_coefficients(&h);
     read_keys(&h, group);
     int64_t visible = bla_step_visible(s, s->period_of[kv], h.t);

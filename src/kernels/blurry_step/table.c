@@ -20,15 +20,17 @@ const bla_step_kernel *bla_step_kernel_reference(blurry_dtype dtype)
 const bla_step_kernel *bla_step_kernel_fast(blurry_dtype dtype, cpu_isa isa)
 {
 #if defined(__x86_64__)
-    if (isa == CPU_ISA_AVX512) return dtype == BLURRY_F32 ? &bla_step_kernel_avx512_f32 : &bla_step_kernel_avx512_f64;
-    if (isa == CPU_ISA_AVX2) return dtype == BLURRY_F32 ? &bla_step_kernel_avx2_f32 : &bla_step_kernel_avx2_f64;
+    if (isa == CPU_ISA_AVX512)
+        return dtype == BLURRY_F32 ? &bla_step_kernel_avx512_f32 : &bla_step_kernel_avx512_f64;
+    if (isa == CPU_ISA_AVX2)
+        return dtype == BLURRY_F32 ? &bla_step_kernel_avx2_f32 : &bla_step_kernel_avx2_f64;
 #endif
     (void)isa;
     return dtype == BLURRY_F32 ? &bla_step_kernel_base_f32 : &bla_step_kernel_base_f64;
 }
 
-void bla_step_settle(blurry_dtype dtype, const bla_step_shape *shape, const bla_step_sequence *sequence, void *k,
-                     void *v)
+void bla_step_settle(blurry_dtype dtype, const bla_step_shape *shape, const bla_step_sequence *sequence,
+                     void *k, void *v)
 {
     if (dtype == BLURRY_F32)
         bla_step_settle_ref_f32(shape, sequence, k, v);
@@ -48,7 +50,8 @@ void bla_step_blocks(bla_step_shape *shape)
     shape->n_blocks = (shape->S + shape->block - 1) / shape->block;
 }
 
-/* (-1)^e cos(pi e / S) and (-1)^e sin(pi e / S) for e = -(S-1) .. S-1, the angle reduced so that both are accurate. */
+/* (-1)^e cos(pi e / S) and (-1)^e sin(pi e / S) for e = -(S-1) .. S-1, the angle reduced so that both are
+ * accurate. */
 void bla_step_sines(const bla_step_shape *shape, double *sines)
 {
     const double pi = 3.14159265358979323846264338327950288;
