@@ -72,7 +72,8 @@ double bench_sgemm(int threads)
     double start = bench_now();
     cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, N, N, N, 1, a, N, b, N, 0, c, N);
     double seconds = bench_now() - start;
-    /* OpenBLAS's threads go on waiting actively for some milliseconds and would slow down what is timed next. */
+    /* OpenBLAS's threads go on waiting actively for some milliseconds and would slow down what is timed next.
+     */
     nanosleep(&(struct timespec){.tv_nsec = 20000000}, NULL);
     return 2e-9 * N * N * N / seconds;
 }

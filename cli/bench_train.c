@@ -133,7 +133,7 @@ static int run_peer(const char *python, const char *script, const blurry_setting
     FILE *answer = popen(command, "r");
     if (!answer) return CLI_FAILED;
     json_error_t error;
-    json_t *root = json_loadf(answer, JSON_DISABLE_EOF_CHECK, &error);
+    json_t *root = json_loadf(answer, 0, &error);
     int status = pclose(answer);
     json_t *row = json_array_get(json_object_get(root, "rows"), 0);
     m->peer_seconds = 1e-3 * json_number_value(json_object_get(row, "ms_per_step"));

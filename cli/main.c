@@ -11,7 +11,7 @@ typedef struct verb {
 } verb;
 
 static const verb verbs[] = {
-#define VERB(name, help) {#name, cmd_##name, help},
+#define VERB(name, help)              {#name, cmd_##name, help},
 #define VERB_DASHED(text, name, help) {text, cmd_##name, help},
 #include "cli/verbs.def"
 };

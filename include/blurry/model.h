@@ -118,12 +118,14 @@ BLURRY_API blurry_status blurry_model_zero_gradient(blurry_model *model);
  * latest pass, gradients; NULL where all are finite. Valid until the next call for this model. */
 BLURRY_API const char *blurry_model_first_nonfinite(const blurry_model *model);
 
-/* How much of token u's value enters the output of one head of one layer at token t: weights [length, length], row t,
- * for one sequence of tokens [length]. Mixers softmax, swa and blurry; BLURRY_E_UNSUPPORTED for the others. */
+/* How much of token u's value enters the output of one head of one layer at token t: weights [length,
+ * length], row t, for one sequence of tokens [length]. Mixers softmax, swa and blurry; BLURRY_E_UNSUPPORTED
+ * for the others. */
 BLURRY_API blurry_status blurry_model_attention(blurry_model *model, const int32_t *tokens, int64_t length,
                                                 int64_t layer, int64_t head, double *weights);
 
-/* ---- generation ------------------------------------------------------------------------------------------- */
+/* ---- generation -------------------------------------------------------------------------------------------
+ */
 
 /* `batch` sequences decoded side by side, all at the same position. Memory is constant in the number of
  * tokens; with a softmax layer (or learned absolute positions) at most `max_length` tokens can be fed (0: the

@@ -1,5 +1,5 @@
-/* Status codes and error messages. Every public function that can fail returns a blurry_status; the message that
- * names the field, the value and the remedy is kept per thread and read with blurry_last_error(). */
+/* Status codes and error messages. Every public function that can fail returns a blurry_status; the message
+ * that names the field, the value and the remedy is kept per thread and read with blurry_last_error(). */
 #ifndef BLURRY_STATUS_H
 #define BLURRY_STATUS_H
 

@@ -10,9 +10,11 @@ int cpu_isa_supported(cpu_isa isa)
     if (isa == CPU_ISA_BASE) return 1;
 #if defined(__x86_64__)
     __builtin_cpu_init();
-    /* The variants are compiled for x86-64-v3 and -v4: every feature those levels allow the compiler must be there. */
-    int v3 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi") &&
-             __builtin_cpu_supports("bmi2") && __builtin_cpu_supports("popcnt");
+    /* The variants are compiled for x86-64-v3 and -v4: every feature those levels allow the compiler must be
+     * there. */
+    int v3 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+             __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2") &&
+             __builtin_cpu_supports("popcnt");
     if (isa == CPU_ISA_AVX2) return v3;
     if (isa == CPU_ISA_AVX512)
         return v3 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&

@@ -4,8 +4,9 @@
 
 typedef enum cpu_isa { CPU_ISA_BASE, CPU_ISA_AVX2, CPU_ISA_AVX512, CPU_ISA_COUNT } cpu_isa;
 
-/* The widest set the machine supports, lowered to BLURRY_ISA=base|avx2|avx512 where that is set. Read at every call,
- * so a test can change it between plans; an unknown or unsupported wish falls back to what is supported. */
+/* The widest set the machine supports, lowered to BLURRY_ISA=base|avx2|avx512 where that is set. Read at
+ * every call, so a test can change it between plans; an unknown or unsupported wish falls back to what is
+ * supported. */
 cpu_isa cpu_isa_select(void);
 
 /* Whether this machine can run code for `isa`. */

@@ -14,9 +14,10 @@ int64_t dirichlet_visible_from(int64_t S, double T, int64_t j)
     return first < 9.2e18 ? (int64_t)first : INT64_MAX; /* a period beyond every position */
 }
 
-/* Turns of the period that position t has made, modulo 1, times S. fmod is exact, so phi is as accurate at t = 10^12 as
- * at 0. A period that is not an integer is itself rounded, and half a unit in its last place moves the phase by as much
- * as the rounding of t/T does; up to EARLY that is below 3e-10, and the operator goldens (case04) round there. */
+/* Turns of the period that position t has made, modulo 1, times S. fmod is exact, so phi is as accurate at t
+ * = 10^12 as at 0. A period that is not an integer is itself rounded, and half a unit in its last place moves
+ * the phase by as much as the rounding of t/T does; up to EARLY that is below 3e-10, and the operator goldens
+ * (case04) round there. */
 enum { EARLY = 1 << 21 };
 
 double dirichlet_nearest(int64_t S, double T, int64_t t, int64_t *slot)
@@ -33,7 +34,8 @@ double dirichlet_nearest(int64_t S, double T, int64_t t, int64_t *slot)
 
 static inline double value(int64_t S, double f, double sin_f, int64_t d)
 {
-    if (d == 0 && fabs(f) < 1e-150) return 1.0; /* also where the quotient would be one of subnormal numbers */
+    if (d == 0 && fabs(f) < 1e-150)
+        return 1.0; /* also where the quotient would be one of subnormal numbers */
     double sign = d & 1 ? -1.0 : 1.0;
     return sign * sin_f / ((double)S * sin(pi * (f + (double)d) / (double)S));
 }
@@ -50,8 +52,8 @@ void dirichlet_weights_dT(int64_t S, double T, int64_t t, double *phi, double *d
     double sin_f = sin(pi * f), cos_f = cos(pi * f);
     double dx_dT = -(double)t * (double)S / (T * T);
     for (int64_t j = 0; j < S; j++) {
-        /* d = n - j brought into [-(S-1)/2, (S-1)/2]: S is odd, so (-1)^d is unchanged only by steps of 2; D itself
-         * has period S in x because sin(pi x) and sin(pi x / S) change sign together. */
+        /* d = n - j brought into [-(S-1)/2, (S-1)/2]: S is odd, so (-1)^d is unchanged only by steps of 2; D
+         * itself has period S in x because sin(pi x) and sin(pi x / S) change sign together. */
         int64_t d = n - j;
         if (d > (S - 1) / 2) d -= S;
         if (d < -(S - 1) / 2) d += S;
@@ -65,7 +67,8 @@ void dirichlet_weights_dT(int64_t S, double T, int64_t t, double *phi, double *d
         } else {
             double sign = d & 1 ? -1.0 : 1.0;
             double sine = sin(a);
-            slope = pi * (sign * cos_f * sine - sign * sin_f * cos(a) / (double)S) / ((double)S * sine * sine);
+            slope =
+                pi * (sign * cos_f * sine - sign * sin_f * cos(a) / (double)S) / ((double)S * sine * sine);
         }
         dphi_dT[j] = slope * dx_dT;
     }

@@ -9,7 +9,8 @@ void dirichlet_weights(int64_t S, double T, int64_t t, double *phi);
 /* phi [S] and its derivative by the period, d phi / d T [S] (proportional to t). */
 void dirichlet_weights_dT(int64_t S, double T, int64_t t, double *phi, double *dphi_dT);
 
-/* The slot n in [0, S) nearest to position t and, returned, its distance f in [-1/2, 1/2]: t*S/T = n + f modulo S. */
+/* The slot n in [0, S) nearest to position t and, returned, its distance f in [-1/2, 1/2]: t*S/T = n + f
+ * modulo S. */
 double dirichlet_nearest(int64_t S, double T, int64_t t, int64_t *slot);
 
 /* The first position at which slot j may be attended to: rint(j*T/S). */

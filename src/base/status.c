@@ -1,4 +1,5 @@
-/* The per-thread error message. Plain thread-local storage: no allocation, so reporting out-of-memory cannot fail. */
+/* The per-thread error message. Plain thread-local storage: no allocation, so reporting out-of-memory cannot
+ * fail. */
 #include "base/status.h"
 
 #include <stdarg.h>
@@ -41,16 +42,26 @@ const char *blurry_last_error(void)
 const char *blurry_status_name(blurry_status status)
 {
     switch (status) {
-    case BLURRY_OK: return "ok";
-    case BLURRY_E_INVALID: return "invalid";
-    case BLURRY_E_MEMORY: return "out of memory";
-    case BLURRY_E_IO: return "i/o";
-    case BLURRY_E_FORMAT: return "format";
-    case BLURRY_E_UNSUPPORTED: return "unsupported";
-    case BLURRY_E_NUMERIC: return "numeric";
-    case BLURRY_E_DEVICE: return "device";
-    case BLURRY_E_CANCELLED: return "cancelled";
-    case BLURRY_E_INTERNAL: return "internal";
+    case BLURRY_OK:
+        return "ok";
+    case BLURRY_E_INVALID:
+        return "invalid";
+    case BLURRY_E_MEMORY:
+        return "out of memory";
+    case BLURRY_E_IO:
+        return "i/o";
+    case BLURRY_E_FORMAT:
+        return "format";
+    case BLURRY_E_UNSUPPORTED:
+        return "unsupported";
+    case BLURRY_E_NUMERIC:
+        return "numeric";
+    case BLURRY_E_DEVICE:
+        return "device";
+    case BLURRY_E_CANCELLED:
+        return "cancelled";
+    case BLURRY_E_INTERNAL:
+        return "internal";
     }
     return "unknown";
 }

@@ -1,5 +1,6 @@
-/* Names and types of a kernel variant. A ref.c or simd.c is compiled several times (cmake/variants.cmake); this header
- * gives each compilation its element type `real` and its symbol names: VARIANT(bla_forward) -> bla_forward_avx2_f32. */
+/* Names and types of a kernel variant. A ref.c or simd.c is compiled several times (cmake/variants.cmake);
+ * this header gives each compilation its element type `real` and its symbol names: VARIANT(bla_forward) ->
+ * bla_forward_avx2_f32. */
 #ifndef BLURRY_KERNELS_VARIANT_H
 #define BLURRY_KERNELS_VARIANT_H
 

@@ -55,7 +55,8 @@ static blurry_status build(blurry_generator *g, int64_t batch)
     network_configs_free(configs, g->model->layers);
     if (status != BLURRY_OK) return status;
     g->bounded = has_limit(&g->net);
-    g->work = (double)batch * (double)(blurry_model_parameter_elements(g->model) - g->model->vocab * g->model->width);
+    g->work = (double)batch *
+              (double)(blurry_model_parameter_elements(g->model) - g->model->vocab * g->model->width);
     return blurry_generator_reset(g);
 }
 
@@ -137,7 +138,8 @@ static blurry_status check_feed(const blurry_generator *g, const int32_t *tokens
     return BLURRY_OK;
 }
 
-/* Less work than this is done sooner by one thread than it takes to wake another. Results are the same bits. */
+/* Less work than this is done sooner by one thread than it takes to wake another. Results are the same bits.
+ */
 static const double work_worth_threads = 1 << 19;
 
 /* Tokens from .. from+n-1 of every sequence. */

@@ -2,8 +2,8 @@
 
 #include <string.h>
 
-void assert_fails_(blurry_status got, blurry_status want, const char *text, const char *expr, const char *file,
-                   int line)
+void assert_fails_(blurry_status got, blurry_status want, const char *text, const char *expr,
+                   const char *file, int line)
 {
     if (got != want) {
         print_error("%s: returned '%s', expected '%s' (message: %s)\n", expr, blurry_status_name(got),

@@ -10,16 +10,16 @@
 #include "blurry/status.h"
 
 /* Fails with the library's message when `expr` is not BLURRY_OK. */
-#define assert_ok(expr)                                                                                                \
-    do {                                                                                                               \
-        blurry_status assert_status_ = (expr);                                                                         \
-        if (assert_status_ != BLURRY_OK)                                                                               \
-            fail_msg("%s: %s: %s", #expr, blurry_status_name(assert_status_), blurry_last_error());                    \
+#define assert_ok(expr)                                                                                      \
+    do {                                                                                                     \
+        blurry_status assert_status_ = (expr);                                                               \
+        if (assert_status_ != BLURRY_OK)                                                                     \
+            fail_msg("%s: %s: %s", #expr, blurry_status_name(assert_status_), blurry_last_error());          \
     } while (0)
 
 /* Fails unless `expr` returns `code` and the message contains `text`. */
 #define assert_fails(expr, code, text) assert_fails_(expr, code, text, #expr, __FILE__, __LINE__)
-void assert_fails_(blurry_status got, blurry_status want, const char *text, const char *expr, const char *file,
-                   int line);
+void assert_fails_(blurry_status got, blurry_status want, const char *text, const char *expr,
+                   const char *file, int line);
 
 #endif

@@ -242,7 +242,8 @@ static void bad_models_are_refused(void **state)
     assert_null(model);
     blurry_settings_destroy(&s);
     s = settings_from("batch=16777216 length=1073741824 width=64");
-    assert_fails(blurry_model_create(&model, s, 1), BLURRY_E_MEMORY, "batch 16777216 times length 1073741824 does not fit in memory");
+    assert_fails(blurry_model_create(&model, s, 1), BLURRY_E_MEMORY,
+                 "batch 16777216 times length 1073741824 does not fit in memory");
     assert_ok(blurry_settings_assign(s, "precision=bf16"));
     assert_fails(blurry_model_create(&model, s, 1), BLURRY_E_UNSUPPORTED, "precision is bf16");
     assert_fails(blurry_model_create(&model, NULL, 1), BLURRY_E_INVALID, "settings is NULL");

@@ -3,8 +3,9 @@
  *     logits_t = scale e^{G_t} (q_t K0^T + sum_{u<=t} (q_t.k_u) w~_u)
  *     o_t      = (p_t e^{G_t}) V0 + sum_{u<=t} ((p_t e^{G_t}).w~_u) v_u
  *     K1       = e^{G_end} K0 + w^^T k,   V1 likewise
- * e^{G} e^{-G} loses |G| units in the last place: a chunk ends before its gates fade any slot by more than FADE_MOST,
- * or after one token (abc's very first, which fades everything). Padding lanes have g = 0, so they keep what they hold, zeros. K is kept transposed, [Dk, Sp]. */
+ * e^{G} e^{-G} loses |G| units in the last place: a chunk ends before its gates fade any slot by more than
+ * FADE_MOST, or after one token (abc's very first, which fades everything). Padding lanes have g = 0, so they
+ * keep what they hold, zeros. K is kept transposed, [Dk, Sp]. */
 #include "kernels/chunk.h"
 #include "kernels/slots/slots.h"
 

@@ -143,9 +143,8 @@ static void run_block(const kernel_run *run, block *k)
     if (!k->backward) return;
     threads_run(run->threads, PARTS, d_x_part, k);
     scatter(k);
-    if (a->d_weight)
-        BLAS(blas_gemm_parallel)
-        (run->threads, &(blas_product){V, n, k->count, 1, 0, 1, 1, k->logits, k->x, a->d_weight, V, n, n});
+    if (a->d_weight) BLAS(blas_gemm_parallel)
+    (run->threads, &(blas_product){V, n, k->count, 1, 0, 1, 1, k->logits, k->x, a->d_weight, V, n, n});
 }
 
 static void run_all(const kernel_run *run, const xent_args *a, int backward)
