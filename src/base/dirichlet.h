@@ -13,7 +13,7 @@ void dirichlet_weights_dT(int64_t S, double T, int64_t t, double *phi, double *d
  * modulo S. */
 double dirichlet_nearest(int64_t S, double T, int64_t t, int64_t *slot);
 
-/* The first position at which slot j may be attended to: rint(j*T/S). */
+/* The first position at which slot j may be attended to: rint(j/S*T), half to even, in this order. */
 int64_t dirichlet_visible_from(int64_t S, double T, int64_t j);
 
 #endif

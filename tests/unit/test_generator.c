@@ -20,8 +20,8 @@ static const char *const models[] = {
     "mixer=s4d layers=2 width=8 state=4 vocab=11 length=40 batch=2 tied=false",
     "mixer=blurry layers=2 width=8 heads=2 modes=3 vocab=11 length=40 batch=2",
     "mixer=blurry layers=2 width=8 heads=2 modes=3 vocab=11 length=40 batch=2 decay=true learned_period=true",
-    "mixer=blurry layers=2 width=8 heads=2 modes=3 vocab=11 length=40 batch=2 grid=relative mlp=none "
-    "norm=layernorm",
+    ("mixer=blurry layers=2 width=8 heads=2 modes=3 vocab=11 length=40 batch=2 grid=relative mlp=none "
+     "norm=layernorm"),
     "mixer=blurry,blurry,softmax,blurry layers=4 width=8 heads=2 modes=3 vocab=11 length=40 batch=2",
 };
 enum { MODELS = sizeof models / sizeof models[0], V = 11, L = 40, B = 2 };
