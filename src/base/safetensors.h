@@ -19,6 +19,7 @@
 enum { SAFETENSORS_RANK_MAX = 32 };
 
 /* X(name, bytes per element) */
+/* clang-format off */
 #define SAFETENSORS_DTYPES(X)                                                                                \
     X(F64, 8)                                                                                                \
     X(I64, 8)                                                                                                \
@@ -27,6 +28,7 @@ enum { SAFETENSORS_RANK_MAX = 32 };
     X(I32, 4)                                                                                                \
     X(U32, 4) X(F16, 2) X(BF16, 2) X(I16, 2) X(U16, 2) X(I8, 1) X(U8, 1) X(BOOL, 1) X(F8_E5M2, 1)            \
         X(F8_E4M3, 1) X(F8_E8M0, 1) X(F8_E4M3FNUZ, 1) X(F8_E5M2FNUZ, 1)
+/* clang-format on */
 
 typedef enum safetensors_dtype {
 #define SAFETENSORS_ENUM(name, bytes) SAFETENSORS_##name,
