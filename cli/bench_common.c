@@ -1,5 +1,7 @@
 /* Timing, random data, the sgemm everything is measured against, and one operator problem with its memory. */
 #include "cli/bench.h"
+#include "cli/cli.h"
+#include "cli/options.h"
 
 #include <cblas.h>
 #include <math.h>
@@ -7,6 +9,16 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+
+int bench_whole(const char *bench, const char *option, const char *text, long long least, int64_t *to)
+{
+    long long value;
+    if (!text) return CLI_OK;
+    if (!options_integer(text, &value) || value < least || value > INT32_MAX)
+        return options_usage(bench, "%s is '%s': give a whole number from %lld", option, text, least);
+    *to = value;
+    return CLI_OK;
+}
 
 double bench_now(void)
 {

@@ -2,8 +2,8 @@
  * once. */
 #include "cli/bench.h"
 #include "cli/cli.h"
+#include "cli/options.h"
 
-#include <getopt.h>
 #include <math.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -294,58 +294,28 @@ static int run(options *o)
 
 int bench_decode(int argc, char **argv)
 {
-    options o = {.batch = 64, .heads = 8, .dim = 64, .modes = 64, .steps = 400, .decay = 1};
-    static const struct option names[] = {{"batch", 1, 0, 'b'},
-                                          {"heads", 1, 0, 'H'},
-                                          {"dim", 1, 0, 'd'},
-                                          {"modes", 1, 0, 'm'},
-                                          {"steps", 1, 0, 's'},
-                                          {"threads", 1, 0, 't'},
-                                          {"soak", 1, 0, 'k'},
-                                          {"no-decay", 0, 0, 'n'},
-                                          {"json", 0, 0, 'j'},
-                                          {"help", 0, 0, 'h'},
-                                          {0}};
-    optind = 1;
-    for (int c; (c = getopt_long(argc, argv, "h", names, NULL)) != -1;) switch (c) {
-        case 'b':
-            o.batch = atoll(optarg);
-            break;
-        case 'H':
-            o.heads = atoll(optarg);
-            break;
-        case 'd':
-            o.dim = atoll(optarg);
-            break;
-        case 'm':
-            o.modes = atoll(optarg);
-            break;
-        case 's':
-            o.steps = atoll(optarg);
-            break;
-        case 't':
-            o.threads = atoi(optarg);
-            break;
-        case 'k':
-            o.soak = atoll(optarg);
-            break;
-        case 'n':
-            o.decay = 0;
-            break;
-        case 'j':
-            o.json = 1;
-            break;
-        case 'h':
-            fputs(usage, stdout);
-            return CLI_OK;
-        default:
-            fputs(usage, stderr);
-            return CLI_USAGE;
-        }
-    if (optind < argc || o.steps < 1 || o.threads < 0 || o.soak < 0) {
-        fprintf(stderr, "blurry: bench decode: it takes options only, --steps and --threads from 1\n");
-        return CLI_USAGE;
+    options o = {.batch = 64, .heads = 8, .dim = 64, .modes = 64, .steps = 400};
+    int no_decay = 0;
+    int64_t threads = 0;
+    const struct {
+        const char *name;
+        int64_t *to;
+    } numbers[] = {{"--batch", &o.batch}, {"--heads", &o.heads},   {"--dim", &o.dim},  {"--modes", &o.modes},
+                   {"--steps", &o.steps}, {"--threads", &threads}, {"--soak", &o.soak}};
+    enum { NUMBERS = sizeof numbers / sizeof numbers[0] };
+    const char *text[NUMBERS] = {0};
+    cli_option own[NUMBERS + 2] = {[NUMBERS] = {"--no-decay", NULL, &no_decay}, {"--json", NULL, &o.json}};
+    for (int i = 0; i < NUMBERS; i++) own[i] = (cli_option){numbers[i].name, &text[i], NULL};
+    cli_line line = {.verb = "bench decode", .own = own, .own_count = NUMBERS + 2};
+    if (options_help_wanted(argc, argv)) {
+        fputs(usage, stdout);
+        return CLI_OK;
     }
-    if (!o.threads) o.threads = bench_threads();
+    if (options_parse(&line, argc, argv) != CLI_OK) return CLI_USAGE;
+    for (int i = 0; i < NUMBERS; i++)
+        if (bench_whole("bench decode", numbers[i].name, text[i], 1, numbers[i].to) != CLI_OK)
+            return CLI_USAGE;
+    o.decay = !no_decay;
+    o.threads = threads ? (int)threads : bench_threads();
     return run(&o);
 }

@@ -2,8 +2,8 @@
  * turn, so that a busy machine slows all of them alike. */
 #include "cli/bench.h"
 #include "cli/cli.h"
+#include "cli/options.h"
 
-#include <getopt.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -302,42 +302,21 @@ static int run(const options *o)
 
 int bench_op(int argc, char **argv)
 {
-    options o = {.repeats = 9, .script = "bench/peers/operator.py"};
-    static const struct option names[] = {
-        {"threads", 1, 0, 't'},     {"repeats", 1, 0, 'r'}, {"quick", 0, 0, 'q'}, {"peer", 0, 0, 'p'},
-        {"peer-script", 1, 0, 's'}, {"json", 0, 0, 'j'},    {"help", 0, 0, 'h'},  {0}};
-    optind = 1;
-    for (int c; (c = getopt_long(argc, argv, "h", names, NULL)) != -1;) switch (c) {
-        case 't':
-            o.threads = atoi(optarg);
-            break;
-        case 'r':
-            o.repeats = atoi(optarg);
-            break;
-        case 'q':
-            o.quick = 1;
-            break;
-        case 'p':
-            o.peer = 1;
-            break;
-        case 's':
-            o.script = optarg;
-            break;
-        case 'j':
-            o.json = 1;
-            break;
-        case 'h':
-            fputs(usage, stdout);
-            return CLI_OK;
-        default:
-            fputs(usage, stderr);
-            return CLI_USAGE;
-        }
-    if (optind < argc || o.threads < 0 || o.repeats < 1) {
-        fprintf(stderr, "blurry: bench op: %s\n",
-                optind < argc ? "it takes options only" : "--threads and --repeats are whole numbers from 1");
-        return CLI_USAGE;
+    options o = {.script = "bench/peers/operator.py"};
+    const char *threads = NULL, *repeats = NULL;
+    int64_t n_threads = 0, n_repeats = 9;
+    const cli_option own[] = {{"--threads", &threads, NULL},      {"--repeats", &repeats, NULL},
+                              {"--peer-script", &o.script, NULL}, {"--quick", NULL, &o.quick},
+                              {"--peer", NULL, &o.peer},          {"--json", NULL, &o.json}};
+    cli_line line = {.verb = "bench op", .own = own, .own_count = sizeof own / sizeof own[0]};
+    if (options_help_wanted(argc, argv)) {
+        fputs(usage, stdout);
+        return CLI_OK;
     }
-    if (!o.threads) o.threads = bench_threads();
+    if (options_parse(&line, argc, argv) != CLI_OK ||
+        bench_whole("bench op", "--threads", threads, 1, &n_threads) ||
+        bench_whole("bench op", "--repeats", repeats, 1, &n_repeats))
+        return CLI_USAGE;
+    o.repeats = (int)n_repeats, o.threads = n_threads ? (int)n_threads : bench_threads();
     return run(&o);
 }

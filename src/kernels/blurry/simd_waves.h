@@ -35,7 +35,6 @@ typedef struct run {
     /* the piece now worked on */
     int64_t chain0, n_chains; /* chains chain0 .. chain0+n_chains-1 */
     int64_t wave0;            /* first chunk of the wave */
-    int gather_only;
 } run;
 
 /* A chunk's place: `there` is 0 beyond the end of its sequence. */
