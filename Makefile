@@ -59,10 +59,10 @@ fuzz:
 	done
 
 format:
-	@git ls-files '*.c' '*.h' '*.cu' '*.cuh' | xargs clang-format -i
+	@git ls-files '*.c' '*.h' '*.cpp' '*.cu' '*.cuh' | xargs clang-format -i
 check-format:
 	@scripts/deps format
-	@git ls-files '*.c' '*.h' '*.cu' '*.cuh' | xargs clang-format --dry-run --Werror
+	@git ls-files '*.c' '*.h' '*.cpp' '*.cu' '*.cuh' | xargs clang-format --dry-run --Werror
 check-layers:
 	@scripts/check-layers
 

@@ -1,0 +1,261 @@
+/* Blocks, threads, barriers and warp exchanges. */
+#include "emulator.h"
+#include "fiber.h"
+
+#include <memory>
+#include <stdio.h>
+#include <vector>
+
+thread_local emulator_thread *emulator_self;
+
+namespace
+{
+
+enum { STACK_BYTES = 256 * 1024, BARRIERS = 16, EXCHANGE = 64 };
+
+struct barrier {
+    int arrived;
+    uint64_t generation;
+};
+
+struct pending_copy {
+    void *to;
+    const void *from;
+    bool valid;
+    int group;
+};
+
+struct thread {
+    emulator_thread visible;
+    fiber own;
+    bool done;
+    unsigned turn; /* which of the two exchange areas is next */
+    std::vector<pending_copy> copies;
+    int group;
+};
+
+struct warp {
+    unsigned arrived, live;
+    uint64_t generation;
+    unsigned char area[2][32 * EXCHANGE];
+};
+
+struct machine {
+    std::vector<thread> threads;
+    std::vector<warp> warps;
+    barrier barriers[BARRIERS];
+    std::vector<unsigned char> shared;
+    fiber scheduler;
+    int running, live;
+    uint64_t progress;
+    const std::function<void()> *body;
+};
+
+thread_local std::unique_ptr<machine> current;
+
+thread &self()
+{
+    return current->threads[(size_t)current->running];
+}
+
+void yield()
+{
+    machine *m = current.get();
+    fiber_switch(&self().own, &m->scheduler);
+}
+
+void land_copies(thread &t, int most)
+{
+    int limit = t.group - most;
+    std::vector<pending_copy> rest;
+    for (const pending_copy &c : t.copies) {
+        if (c.group >= limit) {
+            rest.push_back(c);
+        } else if (c.valid) {
+            memcpy(c.to, c.from, 16);
+        } else {
+            memset(c.to, 0, 16);
+        }
+    }
+    t.copies.swap(rest);
+}
+
+void entry(void *)
+{
+    machine *m = current.get();
+    fiber_entered(&m->scheduler);
+    (*m->body)();
+    thread &t = self();
+    t.group++;
+    land_copies(t, 0);
+    t.done = true;
+    m->live--;
+    m->warps[(size_t)t.visible.warp].live &= ~(1u << t.visible.lane);
+    m->progress++;
+    yield();
+}
+
+/* A thread that has ended no longer takes part in the block's barrier. */
+void release_block_barrier(machine *m)
+{
+    barrier &b = m->barriers[0];
+    if (b.arrived && b.arrived >= m->live) b.arrived = 0, b.generation++, m->progress++;
+}
+
+[[noreturn]] void stuck(const machine *m, dim3 block)
+{
+    fprintf(stderr,
+            "emulator: deadlock, %d of %u threads wait: a barrier or warp instruction that not all reach\n",
+            m->live, block.x * block.y * block.z);
+    abort();
+}
+
+std::vector<int> running_order(int count)
+{
+    std::vector<int> order((size_t)count);
+    for (int i = 0; i < count; i++) order[(size_t)i] = i;
+    const char *wish = getenv("EMULATOR_ORDER");
+    if (wish && !strcmp(wish, "reverse")) std::reverse(order.begin(), order.end());
+    if (wish && !strncmp(wish, "random", 6)) {
+        uint64_t state = 88172645463325252ull + (wish[6] == ':' ? strtoull(wish + 7, nullptr, 10) : 0);
+        for (int i = count - 1; i > 0; i--) {
+            state ^= state << 13, state ^= state >> 7, state ^= state << 17;
+            std::swap(order[(size_t)i], order[(size_t)(state % (unsigned)(i + 1))]);
+        }
+    }
+    return order;
+}
+
+void run_block(machine *m, dim3 grid, dim3 block, uint3 at, const std::vector<int> &order)
+{
+    int count = (int)(block.x * block.y * block.z);
+    for (barrier &b : m->barriers) b.arrived = 0;
+    for (warp &w : m->warps) w.arrived = 0, w.live = 0;
+    m->live = count;
+    memset(m->shared.data(), 0xff, m->shared.size());
+    for (int i = 0; i < count; i++) {
+        thread &t = m->threads[(size_t)i];
+        unsigned u = (unsigned)i;
+        t.visible = {
+            {u % block.x, u / block.x % block.y, u / block.x / block.y}, at, block, grid, i % 32, i / 32};
+        t.done = false, t.turn = 0, t.group = 0;
+        t.copies.clear();
+        m->warps[(size_t)(i / 32)].live |= 1u << i % 32;
+        fiber_prepare(&t.own, entry, nullptr);
+    }
+    while (m->live > 0) {
+        uint64_t before = m->progress;
+        for (int i : order) {
+            if (m->threads[(size_t)i].done) continue;
+            m->running = i;
+            emulator_self = &m->threads[(size_t)i].visible;
+            fiber_switch(&m->scheduler, &m->threads[(size_t)i].own);
+            release_block_barrier(m);
+        }
+        if (m->progress == before && m->live > 0) stuck(m, block);
+    }
+}
+
+struct stack_pool { /* kept between launches: a stack costs more than a small kernel */
+    std::vector<char *> stacks;
+    ~stack_pool()
+    {
+        for (char *s : stacks) free(s);
+    }
+};
+thread_local stack_pool pool;
+
+void run_grid(dim3 grid, dim3 block, size_t shared_bytes, const std::function<void()> &body)
+{
+    int count = (int)(block.x * block.y * block.z);
+    if (current || count < 1 || count > 1024 || shared_bytes > 227 * 1024) {
+        fprintf(stderr, "emulator: a launch of %d threads with %zu bytes of shared memory is not possible\n",
+                count, shared_bytes);
+        abort();
+    }
+    current.reset(new machine());
+    machine *m = current.get();
+    m->threads.resize((size_t)count);
+    m->warps.resize((size_t)(count + 31) / 32);
+    m->shared.resize(shared_bytes + 256);
+    m->body = &body;
+    while (pool.stacks.size() < (size_t)count)
+        pool.stacks.push_back((char *)aligned_alloc(4096, STACK_BYTES));
+    for (int i = 0; i < count; i++) {
+        m->threads[(size_t)i].own = {nullptr, pool.stacks[(size_t)i], STACK_BYTES};
+    }
+    std::vector<int> order = running_order(count);
+    for (unsigned z = 0; z < grid.z; z++)
+        for (unsigned y = 0; y < grid.y; y++)
+            for (unsigned x = 0; x < grid.x; x++) run_block(m, grid, block, {x, y, z}, order);
+    emulator_self = nullptr;
+    current.reset();
+}
+
+} // namespace
+
+void emulator_record(cudaStream_t stream, std::function<void()> action); /* runtime.cpp */
+
+void emulator_run(dim3 grid, dim3 block, size_t shared_bytes, cudaStream_t stream, std::function<void()> body)
+{
+    emulator_record(stream, [=] { run_grid(grid, block, shared_bytes, body); });
+}
+
+void *emulator_dynamic_shared(void)
+{
+    return (void *)(((uintptr_t)current->shared.data() + 127) & ~(uintptr_t)127);
+}
+
+void emulator_barrier(int id, int threads)
+{
+    machine *m = current.get();
+    barrier &b = m->barriers[id];
+    uint64_t mine = b.generation;
+    b.arrived++;
+    if (b.arrived >= (id == 0 ? m->live : threads)) b.arrived = 0, b.generation++, m->progress++;
+    while (b.generation == mine) yield();
+}
+
+void emulator_warp_barrier(unsigned mask)
+{
+    machine *m = current.get();
+    warp &w = m->warps[(size_t)emulator_self->warp];
+    if (!(mask >> emulator_self->lane & 1)) {
+        fprintf(stderr, "emulator: lane %d calls a warp instruction whose mask leaves it out\n",
+                emulator_self->lane);
+        abort();
+    }
+    uint64_t mine = w.generation;
+    w.arrived |= 1u << emulator_self->lane;
+    if ((w.arrived & mask & w.live) == (mask & w.live)) w.arrived = 0, w.generation++, m->progress++;
+    while (w.generation == mine) yield();
+}
+
+const unsigned char *emulator_exchange(unsigned mask, const void *mine, size_t bytes)
+{
+    warp &w = current->warps[(size_t)emulator_self->warp];
+    thread &t = self();
+    unsigned char *area = w.area[t.turn++ % 2];
+    memcpy(area + EXCHANGE * emulator_self->lane, mine, bytes);
+    emulator_warp_barrier(mask);
+    return area;
+}
+
+void copy_async16(void *shared, const void *global, bool valid)
+{
+    if (((uintptr_t)shared | (uintptr_t)global) % 16) {
+        fprintf(stderr, "emulator: copy_async16 from %p to %p is not aligned to 16\n", global, shared);
+        abort();
+    }
+    self().copies.push_back({shared, global, valid, self().group});
+}
+
+void copy_async_commit(void)
+{
+    self().group++;
+}
+
+void emulator_copy_wait(int most)
+{
+    land_copies(self(), most);
+}
