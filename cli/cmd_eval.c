@@ -1,6 +1,7 @@
 /* blurry eval PATH: the metrics of a checkpoint on its own task. */
 #include "blurry/train.h"
 #include "cli/cli.h"
+#include "cli/eval_logits.h"
 #include "cli/options.h"
 
 #include <jansson.h>
@@ -10,12 +11,16 @@
 
 static void print_help(void)
 {
-    printf("usage: blurry eval DIR|MODEL [--split val|test] [--json] [--key value ...]\n\n"
+    printf("usage: blurry eval DIR|MODEL [--split val|test] [--json] [--logits FILE] [--key value ...]\n\n"
            "Evaluates a checkpoint on the task it was trained for and prints loss, accuracy and what else "
            "the task defines.\n"
            "Of a run directory the best model is taken, or the latest where none was kept. Settings given "
            "here replace\n"
-           "the checkpoint's, for example --eval_samples 100, --length 1024, --threads 1.\n");
+           "the checkpoint's, for example --eval_samples 100, --length 1024, --threads 1.\n"
+           "  --logits FILE   also write the sequences with labels and logits of every labelled position, as "
+           "safetensors:\n"
+           "                  tokens [N, L], rows [R] (sequence * L + position), labels [R], logits [R, "
+           "vocabulary]\n");
 }
 
 typedef struct named_metric {
@@ -53,10 +58,12 @@ int cmd_eval(int argc, char **argv)
         print_help();
         return CLI_OK;
     }
-    const char *path = NULL, *split = "val";
+    const char *path = NULL, *split = "val", *logits = NULL;
     int as_json = 0;
-    const cli_option own[] = {{.name = "--split", .value = &split}, {.name = "--json", .flag = &as_json}};
-    cli_line line = {.verb = "eval", .own = own, .own_count = 2, .positional = &path, .positional_max = 1};
+    const cli_option own[] = {{.name = "--split", .value = &split},
+                              {.name = "--logits", .value = &logits},
+                              {.name = "--json", .flag = &as_json}};
+    cli_line line = {.verb = "eval", .own = own, .own_count = 3, .positional = &path, .positional_max = 1};
     /* First against the defaults, to find the path; then on top of the checkpoint's own settings. */
     blurry_status status = blurry_settings_create(&line.settings);
     if (status != BLURRY_OK) return cli_report(status, "eval");
@@ -71,6 +78,7 @@ int cmd_eval(int argc, char **argv)
     else if (status == BLURRY_OK)
         status = blurry_evaluate(path, split, line.settings, &metrics);
     if (status == BLURRY_OK) print_metrics(path, split, &metrics, as_json);
+    if (status == BLURRY_OK && logits) code = eval_save_logits(path, split, line.settings, logits);
     blurry_settings_destroy(&line.settings);
-    return cli_report_input(status, "eval");
+    return status == BLURRY_OK ? code : cli_report_input(status, "eval");
 }

@@ -1,4 +1,4 @@
-/* Looking into a safetensors file: its tensors and its metadata, without loading a model.
+/* safetensors files: looking at tensors and metadata without loading a model, and writing them.
  *
  * The file is checked completely when it is opened: one that breaks a rule of the format is refused with
  * BLURRY_E_FORMAT, one that cannot be read with BLURRY_E_IO. */
@@ -40,6 +40,12 @@ BLURRY_API blurry_status blurry_checkpoint_metadata_at(const blurry_checkpoint *
                                                        const char **key, const char **value);
 /* The value of a key, NULL when there is none. */
 BLURRY_API const char *blurry_checkpoint_metadata(const blurry_checkpoint *checkpoint, const char *key);
+
+/* Writes a safetensors file atomically: tensors [count], of which name, dtype, rank, shape and data are read,
+ * and keys and values [metadata_count]. Equal input gives equal bytes. */
+BLURRY_API blurry_status blurry_tensors_save(const char *path, const blurry_tensor *tensors, size_t count,
+                                             const char *const *keys, const char *const *values,
+                                             size_t metadata_count);
 
 #ifdef __cplusplus
 }

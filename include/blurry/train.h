@@ -82,8 +82,8 @@ BLURRY_API blurry_status blurry_trainer_evaluate(blurry_trainer *trainer, const 
 BLURRY_API size_t blurry_trainer_bytes(const blurry_trainer *trainer);
 
 /* ---- checkpoints ---- */
-/* In all three `path` is a model file or a run directory (its best.safetensors where there is one, else
- * model.safetensors). */
+/* In the first three `path` is a model file or a run directory (its best.safetensors where there is one,
+ * else model.safetensors). */
 
 /* The settings a checkpoint was trained with, vocab and length as the task has them. Destroy *settings. */
 BLURRY_API blurry_status blurry_checkpoint_settings(const char *path, blurry_settings **settings);
@@ -95,6 +95,12 @@ BLURRY_API blurry_status blurry_checkpoint_load(const char *path, const blurry_s
  * checkpoint; with others (another length, more samples) the task must be the same. */
 BLURRY_API blurry_status blurry_evaluate(const char *path, const char *split, const blurry_settings *settings,
                                          blurry_metrics *metrics);
+
+/* Saves a model, made or trained elsewhere, as a model file that all of the above and the command line take.
+ * `settings` are those it was made with; where they describe a task that can be set up here, the file names
+ * its data, so that it can be evaluated. */
+BLURRY_API blurry_status blurry_checkpoint_save(const char *path, const blurry_model *model,
+                                                const blurry_settings *settings);
 
 /* ---- presets ---- */
 /* Ready settings by name; NULL outside [0, blurry_preset_count()). */

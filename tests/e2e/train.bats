@@ -153,6 +153,18 @@ same_run() {
     [[ "$output" == *"in use by another"* ]]
 }
 
+@test "eval --logits writes sequences, labels and logits" {
+    train out --quiet
+    "$BLURRY" eval out --eval_samples 3 --logits logits.safetensors
+    "$BLURRY" info logits.safetensors >shown
+    grep -q 'tokens.*3.*32' shown
+    grep -q 'logits.*12.*64' shown
+    [ "$(stat -c %s logits.safetensors)" -gt $((4 * 12 * 64)) ]
+    run "$BLURRY" eval out --logits /no/such/folder/logits.safetensors
+    [ "$status" = 1 ]
+    [[ "$output" == *"/no/such/folder"* ]]
+}
+
 @test "eval prints what the log says" {
     for mixer in blurry gdn; do
         train $mixer --quiet --mixer $mixer

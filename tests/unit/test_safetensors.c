@@ -154,6 +154,30 @@ static void public_face(void **state)
     assert_fails(blurry_checkpoint_open(NULL, "x"), BLURRY_E_INVALID, "checkpoint is NULL");
 }
 
+static void public_writer(void **state)
+{
+    char path[256];
+    const float numbers[6] = {1, 2, 3, 4, 5, 6};
+    const char *keys[] = {"task"}, *values[] = {"mqar"};
+    blurry_tensor t = {.name = "x", .dtype = "F32", .rank = 2, .shape = {2, 3}, .data = numbers}, back;
+    blurry_checkpoint *c = NULL;
+    snprintf(path, sizeof path, "%s/written.safetensors", (char *)*state);
+    assert_ok(blurry_tensors_save(path, &t, 1, keys, values, 1));
+    assert_ok(blurry_checkpoint_open(&c, path));
+    assert_ok(blurry_checkpoint_tensor(c, 0, &back));
+    assert_true(back.rank == 2 && back.shape[0] == 2 && back.shape[1] == 3 && back.bytes == sizeof numbers);
+    assert_memory_equal(back.data, numbers, sizeof numbers);
+    assert_string_equal(blurry_checkpoint_metadata(c, "task"), "mqar");
+    blurry_checkpoint_close(&c);
+    t.dtype = "F33";
+    assert_fails(blurry_tensors_save(path, &t, 1, keys, values, 1), BLURRY_E_INVALID, "dtype is F33");
+    t.dtype = "F32", t.rank = 33;
+    assert_fails(blurry_tensors_save(path, &t, 1, keys, values, 1), BLURRY_E_INVALID, "rank is 33");
+    assert_fails(blurry_tensors_save(path, NULL, 1, keys, values, 1), BLURRY_E_INVALID, "tensors is NULL");
+    assert_fails(blurry_tensors_save(path, &t, 0, keys, NULL, 1), BLURRY_E_INVALID, "values is NULL");
+    assert_ok(blurry_tensors_save(path, NULL, 0, NULL, NULL, 0));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -161,6 +185,7 @@ int main(void)
         cmocka_unit_test(narrow_floats_convert_exactly),
         cmocka_unit_test(writer_refuses_bad_input),
         cmocka_unit_test(public_face),
+        cmocka_unit_test(public_writer),
     };
     return cmocka_run_group_tests(tests, sample_make_folder, sample_remove_folder);
 }

@@ -316,6 +316,43 @@ static void a_directory_serves_one_process(void **state)
     blurry_settings_destroy(&settings);
 }
 
+/* A model saved by hand is a checkpoint like any other: same weights, same score, its task's data named. */
+static void an_exported_model_is_a_checkpoint(void **state)
+{
+    (void)state;
+    blurry_trainer *t = make_trainer("precision: f64\n");
+    blurry_step report;
+    blurry_metrics before, after;
+    blurry_settings *settings = NULL;
+    blurry_model *model = NULL;
+    char *path = file_join(folder, "exported.safetensors");
+    for (int i = 0; i < 3; i++) assert_ok(blurry_trainer_step(t, &report));
+    assert_ok(blurry_trainer_evaluate(t, "val", &before));
+    assert_ok(blurry_checkpoint_save(path, t->model, t->settings));
+    assert_ok(blurry_evaluate(path, "val", NULL, &after));
+    assert_true(before.loss == after.loss && before.accuracy == after.accuracy);
+    assert_ok(blurry_checkpoint_settings(path, &settings));
+    assert_null(blurry_settings_difference(settings, t->settings, BLURRY_SETTINGS_ALL));
+    assert_ok(blurry_checkpoint_load(path, settings, 1, &model));
+    for (int64_t i = 0; i < blurry_model_parameter_count(model); i++) {
+        blurry_parameter p;
+        double a[4096], b[4096];
+        assert_ok(blurry_model_parameter(model, i, &p));
+        assert_ok(blurry_model_read_parameter(model, i, a, (size_t)p.elements * sizeof *a));
+        assert_ok(blurry_model_read_parameter(t->model, i, b, (size_t)p.elements * sizeof *b));
+        assert_memory_equal(a, b, (size_t)p.elements * sizeof *a);
+    }
+    assert_ok(blurry_settings_set(settings, "modes", "5"));
+    assert_fails(blurry_checkpoint_save(path, model, settings), BLURRY_E_INVALID,
+                 "modes is not what the model was made with");
+    assert_fails(blurry_checkpoint_save(NULL, model, settings), BLURRY_E_INVALID, "path is NULL");
+    assert_fails(blurry_checkpoint_save("/no/such/folder/x", t->model, t->settings), BLURRY_E_IO, "/no/such");
+    blurry_model_destroy(&model);
+    blurry_settings_destroy(&settings);
+    blurry_trainer_destroy(&t);
+    free(path);
+}
+
 static int make_folder(void **state)
 {
     (void)state;
@@ -341,6 +378,7 @@ int main(void)
         cmocka_unit_test(broken_checkpoints_are_refused),
         cmocka_unit_test(the_log_is_cut_back),
         cmocka_unit_test(a_directory_serves_one_process),
+        cmocka_unit_test(an_exported_model_is_a_checkpoint),
     };
     return cmocka_run_group_tests(tests, make_folder, remove_folder);
 }

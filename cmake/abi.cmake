@@ -1,0 +1,13 @@
+# BLURRY_ABI: a fingerprint of the declarations in include/blurry, for bindings without a compiler (blurry/abi.h).
+file(GLOB headers CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/include/blurry/*.h)
+list(SORT headers)
+set(declarations "")
+foreach(header ${headers})
+  file(READ ${header} text)
+  string(REGEX REPLACE "/\\*([^*]|\\*+[^*/])*\\*+/" "" text "${text}")
+  string(REGEX REPLACE "[ \t\r\n]+" "" text "${text}")
+  string(APPEND declarations "${text}")
+endforeach()
+string(SHA256 BLURRY_ABI "${declarations}")
+set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${headers})
+set_property(SOURCE ${CMAKE_SOURCE_DIR}/src/base/abi.c APPEND PROPERTY COMPILE_DEFINITIONS BLURRY_ABI="${BLURRY_ABI}")
