@@ -9,7 +9,14 @@
  * With S = 2*modes-1 slots and period T (raised to S where smaller), the token at position t is written to
  * slot j with weight phi_t[j] = D(t*S/T - j), D the Dirichlet kernel; with decay the slot keeps 1 - phi_t[j]
  * of what it held. The query at t attends by softmax to the slots j with t >= rint(j*T/S). docs/operator.md
- * has the derivation. */
+ * has the derivation.
+ *
+ * On a GPU (device = BLURRY_DEVICE_CUDA) the same calls take device memory: tensors, states, saved, workspace
+ * and d_period; `offsets` stays in host memory. forward, backward, step and states_init are asynchronous on
+ * the stream given, allocate nothing, never wait for the device and may be captured in a CUDA graph; a state
+ * keeps its position in device memory, so a captured step may be replayed token after token. What only the
+ * device can see (a state of another plan, a position past the last) is checked there: such a state's output
+ * is NaN, the state is left as it was, and blurry_attn_sync reports it. */
 #ifndef BLURRY_ATTENTION_H
 #define BLURRY_ATTENTION_H
 #include "blurry/status.h"
@@ -20,7 +27,13 @@
 extern "C" {
 #endif
 
-typedef enum blurry_dtype { BLURRY_F32 = 0, BLURRY_F64 = 1 } blurry_dtype;
+typedef enum blurry_dtype {
+    BLURRY_F32 = 0,
+    BLURRY_F64 = 1, /* on the CPU only */
+    BLURRY_BF16 = 2 /* on CUDA only */
+} blurry_dtype;
+typedef enum blurry_device { BLURRY_DEVICE_CPU = 0, BLURRY_DEVICE_CUDA = 1 } blurry_device;
+typedef struct CUstream_st *blurry_stream; /* a cudaStream_t; NULL: the default stream. Ignored on the CPU. */
 typedef enum blurry_grid {
     BLURRY_GRID_ABSOLUTE = 0, /* slot centres fixed in time */
     BLURRY_GRID_RELATIVE = 1  /* slot j looks back j*T/S tokens from now; without decay only */
@@ -44,7 +57,10 @@ typedef struct blurry_attn_desc {
     int threads;        /* 0 (default): BLURRY_THREADS or the cores available */
     int reference;      /* 1: the plain reference kernels instead of the fast ones; default 0 */
     int64_t fold; /* decode: fold the last `fold` tokens into the slots at once; 0 (default): the library's
-                     choice; 1: at every step */
+                     choice; 1: at every step; at most 1024, on CUDA 32 */
+    blurry_device device;     /* default BLURRY_DEVICE_CPU; CUDA: the device that is current in this thread */
+    blurry_dtype state_dtype; /* type of the slots a state carries: on CUDA BLURRY_F32 (default) or
+                                 BLURRY_BF16; on the CPU always dtype */
 } blurry_attn_desc;
 
 typedef struct blurry_attn_plan blurry_attn_plan;
@@ -74,8 +90,9 @@ BLURRY_API int64_t
 blurry_attn_state_elements(const blurry_attn_plan *plan); /* Hkv * S * (Dk + Dv): the paper's count */
 
 /* A state is plain bytes: memcpy forks it, a file keeps it. It carries its own position and refuses a plan of
- * another shape, period, decay, grid, type or fold. Positions reach 2^53. The slots are those of the absolute
- * grid for both grids. */
+ * another shape, period, decay, grid, type, fold or device. Positions reach 2^53. The slots are those of the
+ * absolute grid for both grids. On CUDA state_init, state_set and state_get wait for the device; the slots
+ * they take and give are float, in host or device memory. */
 BLURRY_API blurry_status blurry_attn_state_init(const blurry_attn_plan *plan, void *state);
 /* Writes position and slots, k_slots [Hkv, S, Dk], v_slots [Hkv, S, Dv]. */
 BLURRY_API blurry_status blurry_attn_state_set(const blurry_attn_plan *plan, void *state, int64_t position,
@@ -84,6 +101,13 @@ BLURRY_API blurry_status blurry_attn_state_set(const blurry_attn_plan *plan, voi
  * seen. */
 BLURRY_API blurry_status blurry_attn_state_get(const blurry_attn_plan *plan, const void *state,
                                                int64_t *position, void *k_slots, void *v_slots);
+
+/* Empties `count` states that lie one after another; on CUDA in order with the stream, without waiting. */
+BLURRY_API blurry_status blurry_attn_states_init(const blurry_attn_plan *plan, void *states, int64_t count,
+                                                 blurry_stream stream);
+/* Waits for the stream and reports what its calls could not: a failed launch, a state the kernels of this
+ * plan refused. On the CPU BLURRY_OK. */
+BLURRY_API blurry_status blurry_attn_sync(const blurry_attn_plan *plan, blurry_stream stream);
 
 typedef struct blurry_attn_forward_args {
     const void *q, *k, *v;
@@ -95,6 +119,7 @@ typedef struct blurry_attn_forward_args {
     void *saved;          /* NULL, or saved_bytes that make a following backward cheaper */
     void *workspace;
     size_t workspace_bytes;
+    blurry_stream stream;
 } blurry_attn_forward_args;
 
 BLURRY_API blurry_status blurry_attn_forward(const blurry_attn_plan *plan,
@@ -107,21 +132,25 @@ typedef struct blurry_attn_backward_args {
     const int64_t *offsets;
     const void *state_in;                      /* as in forward */
     const void *saved;                         /* from that forward, or NULL: recomputed */
-    const void *d_k_state_out, *d_v_state_out; /* [B, Hkv, S, Dk], [B, Hkv, S, Dv]; NULL: zero */
+    const void *d_k_state_out, *d_v_state_out; /* [B, Hkv, S, Dk], [B, Hkv, S, Dv]; NULL: zero.
+                                                  Float on CUDA */
     void *d_q, *d_k, *d_v;                     /* required */
-    void *d_k_state_in, *d_v_state_in;         /* NULL: not wanted */
+    void *d_k_state_in, *d_v_state_in;         /* likewise; NULL: not wanted */
     double *d_period;     /* [Hkv], NULL: not wanted; 0 where the period was raised to S */
     double *d_period_abs; /* [Hkv], NULL, or the sum of absolute contributions to d_period */
     void *workspace;
     size_t workspace_bytes;
+    blurry_stream stream;
 } blurry_attn_backward_args;
 
 BLURRY_API blurry_status blurry_attn_backward(const blurry_attn_plan *plan,
                                               const blurry_attn_backward_args *args);
 
 /* One token for each of `count` sequences, each against its own state and at its own position. q [count, H,
- * Dk], k [count, Hkv, Dk], v [count, Hkv, Dv], o [count, H, Dv]; states[i] points to one state and is
- * updated. */
+ * Dk], k [count, Hkv, Dk], v [count, Hkv, Dv], o [count, H, Dv]. The states, which are updated, are given
+ * either way: `states`, an array of `count` pointers to one state each (on CUDA the array itself lies in
+ * device memory and is read when the step runs; no state may be given twice), or `state_batch`, the first of
+ * `count` states that lie one after another. */
 typedef struct blurry_attn_step_args {
     int64_t count; /* at most the plan's batch */
     const void *q, *k, *v;
@@ -129,6 +158,8 @@ typedef struct blurry_attn_step_args {
     void *const *states;
     void *workspace;
     size_t workspace_bytes;
+    void *state_batch;
+    blurry_stream stream;
 } blurry_attn_step_args;
 
 BLURRY_API blurry_status blurry_attn_step(const blurry_attn_plan *plan, const blurry_attn_step_args *args);

@@ -46,15 +46,43 @@ static blurry_status check_number(const char *name, int64_t index, double value)
                        (long long)index, value);
 }
 
-static blurry_status check_choices(const blurry_attn_desc *d)
+/* Which element types go with which device. The resolved state_dtype says what a state's slots are. */
+static blurry_status check_types(blurry_attn_desc *d)
+{
+    if (d->device != BLURRY_DEVICE_CPU && d->device != BLURRY_DEVICE_CUDA)
+        return status_fail(BLURRY_E_INVALID, "device is %d: give BLURRY_DEVICE_CPU or BLURRY_DEVICE_CUDA",
+                           (int)d->device);
+    int cuda = d->device == BLURRY_DEVICE_CUDA;
+    if (d->dtype != BLURRY_F32 && d->dtype != (cuda ? BLURRY_BF16 : BLURRY_F64))
+        return status_fail(BLURRY_E_INVALID, "dtype is %d: give BLURRY_F32 or %s on the %s", (int)d->dtype,
+                           cuda ? "BLURRY_BF16" : "BLURRY_F64", cuda ? "cuda device" : "cpu");
+    if (!cuda) {
+        if (d->state_dtype != BLURRY_F32 && d->state_dtype != d->dtype)
+            return status_fail(BLURRY_E_INVALID, "state_dtype is %d: on the cpu states have the plan's dtype",
+                               (int)d->state_dtype);
+        d->state_dtype = d->dtype;
+        return BLURRY_OK;
+    }
+    if (d->state_dtype != BLURRY_F32 && d->state_dtype != BLURRY_BF16)
+        return status_fail(BLURRY_E_INVALID, "state_dtype is %d: give BLURRY_F32 or BLURRY_BF16",
+                           (int)d->state_dtype);
+    if (d->reference)
+        return status_fail(BLURRY_E_UNSUPPORTED,
+                           "reference is 1 on the cuda device: the reference kernels run on the cpu");
+    if (d->fold > ATTN_CUDA_FOLD_MAX)
+        return status_fail(BLURRY_E_INVALID, "fold is %lld: give 0 to %d on the cuda device",
+                           (long long)d->fold, ATTN_CUDA_FOLD_MAX);
+    return BLURRY_OK;
+}
+
+static blurry_status check_choices(blurry_attn_desc *d)
 {
     STATUS_TRY(check_flag("decay", d->decay));
     STATUS_TRY(check_flag("reference", d->reference));
     if (d->grid != BLURRY_GRID_ABSOLUTE && d->grid != BLURRY_GRID_RELATIVE)
         return status_fail(BLURRY_E_INVALID, "grid is %d: give BLURRY_GRID_ABSOLUTE or BLURRY_GRID_RELATIVE",
                            (int)d->grid);
-    if (d->dtype != BLURRY_F32 && d->dtype != BLURRY_F64)
-        return status_fail(BLURRY_E_INVALID, "dtype is %d: give BLURRY_F32 or BLURRY_F64", (int)d->dtype);
+    STATUS_TRY(check_types(d));
     if (d->threads < 0 || d->threads > THREADS_MAX)
         return status_fail(BLURRY_E_INVALID, "threads is %d: give 0 to %d", d->threads, THREADS_MAX);
     if (d->grid == BLURRY_GRID_RELATIVE && d->decay)

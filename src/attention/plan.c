@@ -145,6 +145,8 @@ static blurry_status set_sizes(blurry_attn_plan *p)
 static blurry_status build(blurry_attn_plan *p, const blurry_attn_desc *desc)
 {
     STATUS_TRY(attn_desc_resolve(desc, &p->desc));
+    if (p->desc.device == BLURRY_DEVICE_CUDA)
+        return status_fail(BLURRY_E_UNSUPPORTED, "device is cuda: this build has the cpu only");
     if (p->desc.fold == 0) p->desc.fold = FOLD_DEFAULT;
     p->element = p->desc.dtype == BLURRY_F32 ? sizeof(float) : sizeof(double);
     STATUS_TRY(check_extent(p));

@@ -7,6 +7,8 @@
 
 /* Positions stay exact in double. */
 #define ATTN_POSITION_MAX ((int64_t)1 << 53)
+/* Tokens a CUDA state keeps beside its slots at most: their weights lie in shared memory. */
+enum { ATTN_CUDA_FOLD_MAX = 32 };
 
 /* Where the parts of a state lie, in bytes from its start; each is aligned to 64. */
 typedef struct attn_layout {

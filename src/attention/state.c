@@ -91,12 +91,29 @@ static blurry_status check_plain(const blurry_attn_plan *plan, const void *state
     return BLURRY_OK;
 }
 
+blurry_status blurry_attn_states_init(const blurry_attn_plan *plan, void *states, int64_t count,
+                                      blurry_stream stream)
+{
+    (void)stream;
+    STATUS_TRY(check_plain(plan, states));
+    if (count < 0) return status_fail(BLURRY_E_INVALID, "count is %lld: give 0 or more", (long long)count);
+    for (int64_t i = 0; i < count; i++) {
+        char *state = (char *)states + (size_t)i * plan->layout.bytes;
+        memset(state, 0, plan->layout.bytes);
+        attn_state_write_header(plan, state, 0, 0);
+    }
+    return BLURRY_OK;
+}
+
 blurry_status blurry_attn_state_init(const blurry_attn_plan *plan, void *state)
 {
-    STATUS_TRY(check_plain(plan, state));
-    memset(state, 0, plan->layout.bytes);
-    attn_state_write_header(plan, state, 0, 0);
-    return BLURRY_OK;
+    return blurry_attn_states_init(plan, state, 1, NULL);
+}
+
+blurry_status blurry_attn_sync(const blurry_attn_plan *plan, blurry_stream stream)
+{
+    (void)stream;
+    return plan ? BLURRY_OK : status_fail(BLURRY_E_INVALID, "plan is NULL");
 }
 
 /* The slots' sizes in bytes. */

@@ -29,13 +29,18 @@ static void sort_addresses(uintptr_t *x, int64_t n)
     }
 }
 
+static void *state_of(const blurry_attn_plan *plan, const blurry_attn_step_args *a, int64_t i)
+{
+    return a->states ? a->states[i] : (char *)a->state_batch + (size_t)i * plan->layout.bytes;
+}
+
 /* States must not overlap: each is updated on its own. Sorting is needed only where they do not lie in order.
  */
 static blurry_status check_distinct(const blurry_attn_plan *plan, const blurry_attn_step_args *a,
                                     uintptr_t *scratch)
 {
     int in_order = 1;
-    for (int64_t i = 0; i < a->count; i++) {
+    for (int64_t i = 0; a->states && i < a->count; i++) {
         scratch[i] = (uintptr_t)a->states[i];
         in_order &= i == 0 || scratch[i] >= scratch[i - 1] + plan->layout.bytes;
     }
@@ -55,6 +60,10 @@ static blurry_status check_step(const blurry_attn_plan *plan, const blurry_attn_
     if (a->count < 0 || a->count > plan->shape.batch)
         return status_fail(BLURRY_E_INVALID, "count is %lld: give 0 to batch, %lld", (long long)a->count,
                            (long long)plan->shape.batch);
+    if (!a->states && !a->state_batch && a->count > 0)
+        return status_fail(BLURRY_E_INVALID, "states is NULL, and so is state_batch: give one of them");
+    if (a->states && a->state_batch)
+        return status_fail(BLURRY_E_INVALID, "states and state_batch are both given: give one of them");
     STATUS_TRY(attn_check_workspace(a->workspace, a->workspace_bytes, plan->step_bytes));
     const bla_shape *s = &plan->shape;
     size_t e = plan->element, n = (size_t)a->count;
@@ -62,7 +71,8 @@ static blurry_status check_step(const blurry_attn_plan *plan, const blurry_attn_
                                  {"k", a->k, n * (size_t)(s->Hkv * s->Dk) * e, e, 1, 0},
                                  {"v", a->v, n * (size_t)(s->Hkv * s->Dv) * e, e, 1, 0},
                                  {"o", a->o, n * (size_t)(s->H * s->Dv) * e, e, 1, 1},
-                                 {"states", a->states, n * sizeof(void *), sizeof(void *), 1, 0},
+                                 {"states", a->states, n * sizeof(void *), sizeof(void *), 0, 0},
+                                 {"state_batch", a->state_batch, n * plan->layout.bytes, 64, 0, 1},
                                  {"workspace", a->workspace, plan->step_bytes, 64, 1, 1}};
     return attn_check_ranges(ranges, sizeof ranges / sizeof ranges[0]);
 }
@@ -74,12 +84,12 @@ static blurry_status open_states(const blurry_attn_plan *plan, const blurry_attn
     for (int64_t i = 0; i < a->count; i++) {
         char name[48];
         attn_state_header header;
-        snprintf(name, sizeof name, "states[%lld]", (long long)i);
-        STATUS_TRY(attn_state_check(plan, a->states[i], name, &header));
+        snprintf(name, sizeof name, "%s[%lld]", a->states ? "states" : "state_batch", (long long)i);
+        STATUS_TRY(attn_state_check(plan, state_of(plan, a, i), name, &header));
         if (header.position >= ATTN_POSITION_MAX)
             return status_fail(BLURRY_E_INVALID, "%s has position %lld: no token can follow it", name,
                                (long long)header.position);
-        sequences[i] = attn_state_view(plan, a->states[i], &header);
+        sequences[i] = attn_state_view(plan, state_of(plan, a, i), &header);
     }
     return BLURRY_OK;
 }
@@ -101,6 +111,7 @@ blurry_status blurry_attn_step(const blurry_attn_plan *plan, const blurry_attn_s
                      .workspace = (char *)args->workspace + prefix};
     plan->step_kernel->run(&plan->step, &call);
     for (int64_t i = 0; i < args->count; i++)
-        attn_state_write_header(plan, args->states[i], sequences[i].position + 1, sequences[i].empty_at);
+        attn_state_write_header(plan, state_of(plan, args, i), sequences[i].position + 1,
+                                sequences[i].empty_at);
     return BLURRY_OK;
 }

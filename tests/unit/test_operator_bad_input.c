@@ -322,6 +322,7 @@ static void step_calls(void **state)
     cases[n].text = "v is NULL", cases[n++].a.v = NULL;
     cases[n].text = "o is NULL", cases[n++].a.o = NULL;
     cases[n].text = "states is NULL", cases[n++].a.states = NULL;
+    cases[n].text = "both given", cases[n++].a.state_batch = b.states[0];
     cases[n].text = "states[1] is NULL", cases[n++].a.states = none;
     cases[n].text = "states[0] is at", cases[n++].a.states = odd;
     cases[n].text = "given twice", cases[n++].a.states = twice;
