@@ -312,8 +312,8 @@ static void step_calls(void **state)
     struct {
         const char *text;
         blurry_attn_step_args a;
-    } cases[12];
-    for (int i = 0; i < 12; i++) cases[i].a = good;
+    } cases[13];
+    for (int i = 0; i < 13; i++) cases[i].a = good;
     int n = 0;
     cases[n].text = "count is 3", cases[n++].a.count = 3;
     cases[n].text = "count is -1", cases[n++].a.count = -1;
