@@ -14,6 +14,10 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 /* What a plan fixes. */
 typedef struct bla_shape {
     int64_t batch;  /* most sequences of one call */
@@ -25,6 +29,14 @@ typedef struct bla_shape {
     int decay, relative, threads;
 } bla_shape;
 
+/* On the CPU the caller lists the sequences; slots have the element type.
+ *
+ * On CUDA `sequences` is NULL and every other pointer but `offsets` is device memory. The n sequences of a
+ * call lie at offsets [n + 1] (host memory, read before the call returns), or have tokens / batch tokens each
+ * where that is NULL. Sequence b's first token stands at the int64_t at positions + b * position_stride
+ * bytes; NULL: all at 0. Slots and their gradients are float for every element type, d_period and
+ * d_period_abs double. Work is queued on `stream` (a cudaStream_t) without waiting and may be captured; errors
+ * of the launches are found by cudaGetLastError. */
 typedef struct bla_sequence {
     int64_t first;    /* index of its first token */
     int64_t count;    /* may be 0 */
@@ -46,6 +58,10 @@ typedef struct bla_forward {
     bla_slots in, out;
     void *saved;     /* NULL or saved_bytes */
     void *workspace; /* forward_workspace bytes, aligned to 64 */
+    void *stream;           /* this and what follows: CUDA only */
+    const int64_t *offsets; /* host memory */
+    const void *positions;
+    int64_t position_stride; /* bytes */
 } bla_forward;
 
 typedef struct bla_backward {
@@ -59,11 +75,15 @@ typedef struct bla_backward {
     double *d_period,
         *d_period_abs; /* [Hkv] or NULL; the sum, and the sum of absolute contributions per (t, j) */
     void *workspace;
+    void *stream; /* this and what follows: CUDA only, as in forward */
+    const int64_t *offsets;
+    const void *positions;
+    int64_t position_stride;
 } bla_backward;
 
 /* One variant. `prepare` builds tables that depend on the shape alone and must not change afterwards. */
 typedef struct bla_kernel {
-    const char *name; /* "ref", "base", "avx2", "avx512" */
+    const char *name; /* "ref", "base", "avx2", "avx512", "cuda" */
     blurry_dtype dtype;
     blurry_status (*prepare)(const bla_shape *shape, void **tables);
     void (*release)(void *tables);
@@ -77,5 +97,14 @@ typedef struct bla_kernel {
 /* The variant for a type: the reference, or the fast one for an instruction set the machine supports. */
 const bla_kernel *bla_kernel_reference(blurry_dtype dtype);
 const bla_kernel *bla_kernel_fast(blurry_dtype dtype, cpu_isa isa);
+
+/* The variant for CUDA devices, f32 or bf16; NULL for another type. Only where the library is built with
+ * CUDA. Memory of a forward call does not grow with the tokens; `prepare` allocates device memory for its
+ * tables and refuses, with a message, a shape the kernels do not cover. */
+const bla_kernel *bla_kernel_cuda(blurry_dtype dtype);
+
+#ifdef __cplusplus
+}
+#endif
 
 #endif
