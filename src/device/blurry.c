@@ -3,8 +3,6 @@
 
 #include "base/status.h"
 
-#include <stdio.h>
-
 blurry_status device_blurry_plan(device *dev, const blurry_attn_desc *desc, blurry_attn_plan **plan)
 {
     blurry_attn_desc d = *desc;
@@ -26,12 +24,9 @@ void device_blurry_sizes(device *dev, const blurry_attn_plan *plan, kernel_sizes
     sizes->state = (size_t)desc.batch * blurry_attn_state_bytes(plan);
 }
 
-/* Keeps the first failure for device_sync. */
 static void note(device *dev, blurry_status status)
 {
-    if (status == BLURRY_OK || dev->failure != BLURRY_OK) return;
-    dev->failure = status;
-    snprintf(dev->message, sizeof dev->message, "%s", blurry_last_error());
+    if (status != BLURRY_OK) device_fail(dev, status, blurry_last_error());
 }
 
 void device_blurry_forward(device *dev, const blurry_args *a)

@@ -1,8 +1,9 @@
 /* The device layer: one table of operations under mixers, model and training, with a CPU reference table,
- * fast CPU tables per instruction set, and room for CUDA. Arguments and contracts of the operations are in
+ * fast CPU tables per instruction set, and CUDA tables. Arguments and contracts of the operations are in
  * src/kernels/<op>/<op>.h, their list in ops.def; kernels/kernel.h has the rules they share.
  *
- * A device runs one operation at a time, in call order, and is used by one thread at a time. */
+ * A device runs one operation at a time, in call order, and is used by one thread at a time. Several devices
+ * may be used at once, each by its own thread: a CUDA device has its own stream, scratch and products. */
 #ifndef BLURRY_DEVICE_H
 #define BLURRY_DEVICE_H
 #include "base/cpu.h"
@@ -25,6 +26,10 @@
 #include "kernels/ssm/ssm.h"
 #include "kernels/xent/xent.h"
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 typedef enum device_kind { DEVICE_CPU = 0, DEVICE_CUDA = 1 } device_kind;
 
 /* One slot per line of ops.def: dev->ops->rmsnorm_forward(&dev->run, &(norm_args){.rows = ...}). */
@@ -35,23 +40,46 @@ typedef struct device_ops {
 #include "device/ops.def"
 } device_ops;
 
-typedef struct device {
+typedef struct device device;
+typedef struct device_graph device_graph; /* operations recorded once, to be run again and again */
+
+/* What a kind of device does itself, beside the operations; the functions below call it. */
+typedef struct device_backend {
+    void (*destroy)(device *dev);
+    blurry_status (*alloc)(device *dev, size_t bytes, const char *what, void **memory);
+    void (*release)(device *dev, void *memory);
+    blurry_status (*upload)(device *dev, void *to, const void *from_host, size_t bytes);
+    blurry_status (*download)(device *dev, void *to_host, const void *from, size_t bytes);
+    void (*copy)(device *dev, void *to, const void *from, size_t bytes);
+    void (*zero)(device *dev, void *memory, size_t bytes);
+    blurry_status (*wait)(device *dev); /* for all operations; failures go to dev->failure or are returned */
+    blurry_status (*capture_begin)(device *dev); /* NULL: no graphs */
+    blurry_status (*capture_end)(device *dev, device_graph **graph);
+    blurry_status (*graph_run)(device *dev, device_graph *graph);
+    void (*graph_destroy)(device_graph **graph);
+} device_backend;
+
+struct device {
     device_kind kind;
     blurry_dtype dtype;   /* of activations */
     size_t element;       /* bytes of one activation */
     size_t param_element; /* bytes of one parameter, gradient or moment; on the CPU as `element` */
+    size_t stat_element;  /* bytes of one statistic or element of a carried state; on the CPU as `element` */
     int threads, reference;
     kernel_run run; /* first argument of every operation */
     const device_ops *ops;
+    const device_backend *backend;
+    void *own;             /* the backend's */
     blurry_status failure; /* the first failure of an operation since the last device_sync */
     char message[256];
-} device;
+};
 
 typedef struct device_options {
     device_kind kind;   /* default DEVICE_CPU */
-    blurry_dtype dtype; /* default BLURRY_F32 */
+    blurry_dtype dtype; /* default BLURRY_F32. CPU: F32, F64; CUDA: F32, BF16 */
     int threads;        /* 0: BLURRY_THREADS or the cores available */
-    int reference;      /* 1: the reference table */
+    int reference;      /* 1: the reference table; CPU */
+    int tf32;           /* 1: CUDA may round the factors of float products to tf32 */
 } device_options;
 
 /* BLURRY_ISA lowers the fast table's instruction set. */
@@ -60,6 +88,9 @@ void device_destroy(device **dev);
 
 /* The CPU table for a type: isa < 0 is the reference; NULL where the machine lacks the instruction set. */
 const device_ops *device_cpu_table(blurry_dtype dtype, int isa);
+/* Completes a device of kind DEVICE_CUDA: table, backend, stream and products. Says what is missing and what to
+ * do about it; nothing is left behind then, and a CPU device can still be made. */
+blurry_status device_cuda_open(device *dev, const device_options *options);
 
 /* Memory, aligned to 64 and zeroed. */
 blurry_status device_alloc(device *dev, size_t bytes, void **memory);
@@ -76,6 +107,18 @@ blurry_status device_reserve(device *dev, size_t bytes);
 
 /* Waits for all operations and reports the first failure of any of them. */
 blurry_status device_sync(device *dev);
+/* Keeps a failure for device_sync, unless an earlier one is kept already. */
+void device_fail(device *dev, blurry_status status, const char *message);
+
+/* ---- graphs: operations recorded instead of run ----
+ * Between begin and end, operations, device_copy and device_zero are recorded; uploads, downloads and
+ * allocations are not allowed. The memory they name must live as long as the graph. Run every operation once
+ * before recording it. */
+int device_records(const device *dev); /* whether this device can */
+blurry_status device_capture_begin(device *dev);
+blurry_status device_capture_end(device *dev, device_graph **graph);
+blurry_status device_graph_run(device *dev, device_graph *graph); /* in order with operations; does not wait */
+void device_graph_destroy(device *dev, device_graph **graph);
 
 /* Blurry attention. The plan is made for this device: type, reference and, where desc says 0, threads are
  * taken from it. */
@@ -86,4 +129,7 @@ void device_blurry_forward(device *dev, const blurry_args *a);
 void device_blurry_backward(device *dev, const blurry_args *a);
 void device_blurry_step(device *dev, const blurry_step_args *a);
 
+#ifdef __cplusplus
+}
+#endif
 #endif

@@ -1,9 +1,14 @@
 /* What every operation of the device table shares: how it is run and which memory it may ask for.
  *
  * Conventions of all operations:
- *  - void * points to elements of the device's activation type; parameters, their gradients and optimiser
- * moments have the device's parameter type (on the CPU both are the same). Layouts are row-major, the last
- * index contiguous.
+ *  - void * points to elements of one of three types, on the CPU all the same (float or double):
+ *      activations: of run->element bytes; on CUDA float or bf16.
+ *      parameters, their gradients, optimiser moments: on CUDA always float. Where activations are bf16, the
+ *        weight and bias of a linear map (linear_args) and the head's weight (xent_args) are read from a bf16
+ *        copy; their gradients are float. Every other parameter is read as float.
+ *      statistics and carried states: on CUDA always float. Norms' mean and rstd, attention's lse and caches,
+ *        rope's table, xent's log_prob and logits, state_in and state_out of every operation.
+ *    Layouts are row-major, the last index contiguous.
  *  - Gradients of inputs (d_x) are overwritten, gradients of parameters (d_weight ...) are added to.
  *  - No operation allocates, waits for the host or depends on a value in host memory that may change between
  * two runs of the same plan: what varies from step to step (positions, learning rate, seed) is read from
@@ -22,7 +27,8 @@ typedef struct kernel_run {
     void *scratch; /* aligned to 64 */
     size_t scratch_bytes;
     size_t element; /* bytes of one activation */
-    void *stream;   /* of an accelerator; NULL on the CPU */
+    void *stream;   /* of an accelerator (cudaStream_t); NULL on the CPU */
+    struct cuda_blas *blas; /* of an accelerator: matrix products, kernels/cuda_blas.h */
 } kernel_run;
 
 /* Memory an operation needs for one shape, in bytes, multiples of 64. `state` is for all sequences of the

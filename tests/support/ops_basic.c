@@ -595,7 +595,8 @@ static void adamw_forward(const op_call *call)
                                                              .m = call->x[2],
                                                              .v = call->x[3],
                                                              .grad = call->x[1],
-                                                             .decay = (int)c->option,
+                                                             .decayed = c->option ? (c->L + 1) / 2 : 0,
+                                                             .copy = call->x[5],
                                                              .scalars = &scalars});
     }
 }
@@ -647,7 +648,8 @@ void ops_optimiser(void **state)
                                     {"grad", OP_FIXED, n},
                                     {"m", OP_RESULT, n},
                                     {"v", OP_RESULT, n},
-                                    {"param", OP_RESULT, n}}};
+                                    {"param", OP_RESULT, n},
+                                    {"copy", OP_RESULT, n}}};
             op_case_check(&c);
         }
         op_case c = {.family = "reduce",

@@ -12,12 +12,13 @@ typedef struct adamw_scalars {
 
 /* m = b1 m + (1-b1) g;  v = b2 v + (1-b2) g^2;  p -= lr (m^ / (sqrt(v^) + eps) + decay * weight_decay * p)
  * with bias correction m^ = m / (1 - b1^step), v^ = v / (1 - b2^step), decay applied to p before the update
- * as in PyTorch. */
+ * as in PyTorch. One call serves all tensors of a model: they lie in one block, the decayed ones first. */
 typedef struct adamw_args {
     int64_t count;
+    int64_t decayed; /* elements 0 .. decayed-1 are weight-decayed, the others are not */
     void *param, *m, *v;
+    void *copy; /* NULL, or [count] the parameters in the activation type, written with them */
     const void *grad;
-    int decay; /* 0: this tensor is not decayed */
     const adamw_scalars *scalars;
 } adamw_args;
 
@@ -26,6 +27,7 @@ typedef struct adamw_args {
 typedef struct reduce_args {
     int64_t count;
     const void *x;
+    int activations; /* 0: x has the type of parameters and statistics; 1: that of activations */
     double *out;
     int64_t *first;
 } reduce_args;

@@ -8,15 +8,16 @@ KERNEL(adamw, adamw_args)
 {
     const adamw_scalars *s = a->scalars;
     const real *grad = a->grad;
-    real *p = a->param, *m = a->m, *v = a->v;
+    real *p = a->param, *m = a->m, *v = a->v, *copy = a->copy;
     real b1 = (real)s->beta1, b2 = (real)s->beta2, eps = (real)s->eps, scale = (real)s->grad_scale;
-    real shrink = (real)(1 - (a->decay ? s->lr * s->weight_decay : 0));
     real rate = (real)(s->lr / (1 - pow(s->beta1, s->step))), root = (real)sqrt(1 - pow(s->beta2, s->step));
     for (int64_t i = 0; i < a->count; i++) {
+        real shrink = (real)(1 - (i < a->decayed ? s->lr * s->weight_decay : 0));
         real g = grad[i] * scale;
         m[i] = b1 * m[i] + (1 - b1) * g;
         v[i] = b2 * v[i] + (1 - b2) * g * g;
         p[i] = shrink * p[i] - rate * m[i] / ((real)sqrt(v[i]) / root + eps);
+        if (copy) copy[i] = p[i];
     }
 }
 

@@ -8,6 +8,7 @@ enum { BLOCK = 16384, SUMS = 4096 }; /* SUMS: blocks whose partial sums fit the 
 
 typedef struct update {
     const adamw_args *a;
+    int64_t first, end; /* elements of this range, decayed alike */
     real b1, b2, eps, scale, shrink, rate, root;
 } update;
 
@@ -16,32 +17,39 @@ static void adamw_block(void *context, int64_t task, int worker)
     (void)worker;
     const update *u = context;
     const real *grad = u->a->grad;
-    real *p = u->a->param, *m = u->a->m, *v = u->a->v;
-    int64_t end = kernel_min(u->a->count, (task + 1) * BLOCK);
+    real *p = u->a->param, *m = u->a->m, *v = u->a->v, *copy = u->a->copy;
+    int64_t start = u->first + task * BLOCK, end = kernel_min(u->end, start + BLOCK);
     real per_root = 1 / u->root;
-    for (int64_t i = task * BLOCK, left; left = end - i, left > 0; i += VL) {
+    for (int64_t i = start, left; left = end - i, left > 0; i += VL) {
         vreal g = v_load_up_to(grad + i, left) * u->scale;
         vreal mean = u->b1 * v_load_up_to(m + i, left) + (1 - u->b1) * g;
         vreal square = u->b2 * v_load_up_to(v + i, left) + (1 - u->b2) * g * g;
         v_store_up_to(m + i, mean, left);
         v_store_up_to(v + i, square, left);
         vreal step = u->rate * mean / (v_sqrt(square) * per_root + u->eps);
-        v_store_up_to(p + i, u->shrink * v_load_up_to(p + i, left) - step, left);
+        vreal value = u->shrink * v_load_up_to(p + i, left) - step;
+        v_store_up_to(p + i, value, left);
+        if (copy) v_store_up_to(copy + i, value, left);
     }
 }
 
 KERNEL(adamw, adamw_args)
 {
     const adamw_scalars *s = a->scalars;
-    update u = {a,
-                (real)s->beta1,
-                (real)s->beta2,
-                (real)s->eps,
-                (real)s->grad_scale,
-                (real)(1 - (a->decay ? s->lr * s->weight_decay : 0)),
-                (real)(s->lr / (1 - pow(s->beta1, s->step))),
-                (real)sqrt(1 - pow(s->beta2, s->step))};
-    threads_run(run->threads, kernel_blocks(a->count, BLOCK), adamw_block, &u);
+    int64_t decayed = kernel_min(a->decayed, a->count);
+    for (int decay = 0; decay < 2; decay++) {
+        update u = {a,
+                    decay ? 0 : decayed,
+                    decay ? decayed : a->count,
+                    (real)s->beta1,
+                    (real)s->beta2,
+                    (real)s->eps,
+                    (real)s->grad_scale,
+                    (real)(1 - (decay ? s->lr * s->weight_decay : 0)),
+                    (real)(s->lr / (1 - pow(s->beta1, s->step))),
+                    (real)sqrt(1 - pow(s->beta2, s->step))};
+        threads_run(run->threads, kernel_blocks(u.end - u.first, BLOCK), adamw_block, &u);
+    }
 }
 
 typedef struct reduction {
