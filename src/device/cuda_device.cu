@@ -1,5 +1,5 @@
-/* The CUDA device: one stream of its own, memory, transfers through pinned memory, graphs, and failures in words
- * that name the remedy. Host code only; kernels are under src/kernels. */
+/* The CUDA device: one stream of its own, memory, transfers through pinned memory, graphs, and failures in
+ * words that name the remedy. Host code only; kernels are under src/kernels. */
 #include "device/cuda.h"
 #include "kernels/cuda.h"
 #include "kernels/cuda_blas.h"
@@ -34,8 +34,9 @@ static blurry_status old_driver(void)
     (void)cudaRuntimeGetVersion(&runtime);
     (void)cudaGetLastError();
     if (!driver)
-        return status_fail(BLURRY_E_DEVICE,
-                           "device is cuda: this machine has no NVIDIA driver; use device=cpu, or install one");
+        return status_fail(
+            BLURRY_E_DEVICE,
+            "device is cuda: this machine has no NVIDIA driver; use device=cpu, or install one");
     return status_fail(BLURRY_E_DEVICE,
                        "device is cuda: the driver supports CUDA %d.%d, this build needs %d.%d; update the "
                        "driver, or use device=cpu",
@@ -248,7 +249,8 @@ static blurry_status check_gpu(void)
 static blurry_status open_stream(device *dev, struct cuda_own *own, int tf32)
 {
     char message[192] = "";
-    STATUS_TRY(cuda_status(cudaStreamCreateWithFlags(&own->stream, cudaStreamNonBlocking), "making a stream"));
+    STATUS_TRY(
+        cuda_status(cudaStreamCreateWithFlags(&own->stream, cudaStreamNonBlocking), "making a stream"));
     dev->run.stream = own->stream;
     STATUS_TRY(cuda_status(cudaMallocHost((void **)&own->pinned, (size_t)SLOTS * SLOT_BYTES),
                            "pinned memory for transfers"));
@@ -270,7 +272,8 @@ blurry_status device_cuda_open(device *dev, const device_options *options)
         return status_fail(BLURRY_E_UNSUPPORTED,
                            "precision is f64: on cuda give f32 or bf16, or use device=cpu");
     if (options->reference)
-        return status_fail(BLURRY_E_UNSUPPORTED, "reference is 1: the reference runs on the cpu, use device=cpu");
+        return status_fail(BLURRY_E_UNSUPPORTED,
+                           "reference is 1: the reference runs on the cpu, use device=cpu");
     STATUS_TRY(check_gpu());
     dev->ops = device_cuda_table(options->dtype);
     const char *missing = device_cuda_missing(dev->ops);

@@ -88,8 +88,8 @@ void device_destroy(device **dev);
 
 /* The CPU table for a type: isa < 0 is the reference; NULL where the machine lacks the instruction set. */
 const device_ops *device_cpu_table(blurry_dtype dtype, int isa);
-/* Completes a device of kind DEVICE_CUDA: table, backend, stream and products. Says what is missing and what to
- * do about it; nothing is left behind then, and a CPU device can still be made. */
+/* Completes a device of kind DEVICE_CUDA: table, backend, stream and products. Says what is missing and what
+ * to do about it; nothing is left behind then, and a CPU device can still be made. */
 blurry_status device_cuda_open(device *dev, const device_options *options);
 
 /* Memory, aligned to 64 and zeroed. */
@@ -117,7 +117,8 @@ void device_fail(device *dev, blurry_status status, const char *message);
 int device_records(const device *dev); /* whether this device can */
 blurry_status device_capture_begin(device *dev);
 blurry_status device_capture_end(device *dev, device_graph **graph);
-blurry_status device_graph_run(device *dev, device_graph *graph); /* in order with operations; does not wait */
+blurry_status device_graph_run(device *dev,
+                               device_graph *graph); /* in order with operations; does not wait */
 void device_graph_destroy(device *dev, device_graph **graph);
 
 /* Blurry attention. The plan is made for this device: type, reference and, where desc says 0, threads are

@@ -43,8 +43,9 @@ static const char *lt_open(lt_library *lt)
     if (!library) return "libcublasLt.so.13 was not found: install cuBLAS of CUDA 13, or use device=cpu";
 #define LT_FIND(name)                                                                                        \
     lt->name = (decltype(&cublasLt##name))dlsym(library, "cublasLt" #name);                                  \
-    if (!lt->name) return "libcublasLt lacks cublasLt" #name ": install cuBLAS of CUDA 13, or use "          \
-                                                             "device=cpu";
+    if (!lt->name)                                                                                           \
+        return "libcublasLt lacks cublasLt" #name ": install cuBLAS of CUDA 13, or use "                     \
+               "device=cpu";
     LT_FUNCTIONS(LT_FIND)
     return NULL;
 }

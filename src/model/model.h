@@ -82,7 +82,9 @@ struct blurry_model {
     model_parameter *parameter;
     model_places places;
     char *data, *gradient; /* gradient NULL: not for training */
-    size_t parameter_bytes;
+    char *copy;   /* the parameters in the activation type, for products; NULL where the types are the same */
+    int copy_old; /* whether parameters were written since the copy was made */
+    size_t parameter_bytes, decayed_bytes; /* of all, and of the weight-decayed ones, which come first */
     network net;
     char nonfinite[MODEL_NAME + 32];
 };
@@ -95,6 +97,8 @@ blurry_status parameters_initialise(blurry_model *model, uint64_t seed);
 void parameters_release(blurry_model *model);
 /* Memory of parameter `place`, and of its gradient; NULL for MODEL_NONE. */
 void *parameter_data(const blurry_model *model, int64_t place);
+/* The same as linear maps and the head read it: in the activation type. */
+const void *parameter_weight(const blurry_model *model, int64_t place);
 void *parameter_gradient(const blurry_model *model, int64_t place);
 
 /* ---- model.c: models on a given device, for tests and generators ---- */

@@ -127,18 +127,36 @@ blurry_status parameters_list(blurry_model *model, const mixer_config *configs)
 }
 
 /* ---- memory ---- */
-blurry_status parameters_allocate(blurry_model *model, int training)
+/* Decayed tensors first: then one update serves all parameters. Within a group the list's order, so that a
+ * mixer's q, k and v lie next to each other. */
+static size_t place_parameters(blurry_model *model)
 {
     size_t total = 0;
-    for (int64_t i = 0; i < model->parameter_count; i++) {
-        model->parameter[i].offset = total;
-        total = size_add(total, size_align(size_of(model->parameter[i].elements, model->dev->param_element)));
+    for (int decay = 1; decay >= 0; decay--) {
+        for (int64_t i = 0; i < model->parameter_count; i++) {
+            model_parameter *p = &model->parameter[i];
+            if ((p->decay != 0) != decay) continue;
+            p->offset = total;
+            total = size_add(total, size_align(size_of(p->elements, model->dev->param_element)));
+        }
+        if (decay) model->decayed_bytes = total;
     }
+    return total;
+}
+
+blurry_status parameters_allocate(blurry_model *model, int training)
+{
+    size_t total = place_parameters(model);
     if (total > SIZE_MAX / 2) return status_fail(BLURRY_E_MEMORY, "the parameters do not fit in memory");
     model->parameter_bytes = total;
     void *memory;
     STATUS_TRY(device_alloc(model->dev, total, &memory));
     model->data = memory;
+    if (model->dev->element != model->dev->param_element) {
+        STATUS_TRY(
+            device_alloc(model->dev, total / model->dev->param_element * model->dev->element, &memory));
+        model->copy = memory;
+    }
     if (!training) return BLURRY_OK;
     STATUS_TRY(device_alloc(model->dev, total, &memory));
     model->gradient = memory;
@@ -151,12 +169,19 @@ void parameters_release(blurry_model *model)
     free(model->parameter);
     memory_free(model->places.layer);
     if (model->dev && model->data) device_free(model->dev, model->data);
+    if (model->dev && model->copy) device_free(model->dev, model->copy);
     if (model->dev && model->gradient) device_free(model->dev, model->gradient);
 }
 
 void *parameter_data(const blurry_model *model, int64_t place)
 {
     return place == MODEL_NONE ? NULL : model->data + model->parameter[place].offset;
+}
+
+const void *parameter_weight(const blurry_model *model, int64_t place)
+{
+    if (place == MODEL_NONE || !model->copy) return parameter_data(model, place);
+    return model->copy + model->parameter[place].offset / model->dev->param_element * model->dev->element;
 }
 
 void *parameter_gradient(const blurry_model *model, int64_t place)

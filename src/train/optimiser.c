@@ -1,11 +1,13 @@
 /* AdamW with decay groups: see optimiser.h. */
 #include "train/optimiser.h"
 #include "base/memory.h"
+#include "model/model.h"
 
 blurry_status optimiser_create(optimiser *o, device *dev, const blurry_model *model,
                                const struct settings *settings)
 {
     *o = (optimiser){.dev = dev,
+                     .model = model,
                      .tensors = blurry_model_parameter_count(model),
                      .beta1 = settings->beta1,
                      .beta2 = settings->beta2,
@@ -17,9 +19,9 @@ blurry_status optimiser_create(optimiser *o, device *dev, const blurry_model *mo
     STATUS_TRY(memory_alloc((void **)&o->offset, n, sizeof *o->offset, "list of parameters"));
     for (int64_t i = 0; i < o->tensors; i++) {
         STATUS_TRY(blurry_model_parameter(model, i, &o->parameters[i]));
-        o->offset[i] = o->elements;
-        o->elements += o->parameters[i].elements;
+        o->offset[i] = (int64_t)(model->parameter[i].offset / dev->param_element);
     }
+    o->elements = (int64_t)(model->parameter_bytes / dev->param_element);
     size_t bytes = (size_t)o->elements * dev->param_element;
     STATUS_TRY(device_alloc(dev, bytes, &o->m));
     STATUS_TRY(device_alloc(dev, bytes, &o->v));
@@ -41,10 +43,9 @@ blurry_status optimiser_measure(optimiser *o, double *norm)
 {
     const device_ops *ops = o->dev->ops;
     device_zero(o->dev, &o->scalars->sum_squares, sizeof o->scalars->sum_squares);
-    for (int64_t i = 0; i < o->tensors; i++)
-        ops->sum_squares(&o->dev->run, &(reduce_args){.count = o->parameters[i].elements,
-                                                      .x = o->parameters[i].gradient,
-                                                      .out = &o->scalars->sum_squares});
+    ops->sum_squares(
+        &o->dev->run,
+        &(reduce_args){.count = o->elements, .x = o->model->gradient, .out = &o->scalars->sum_squares});
     ops->clip(&o->dev->run, &(clip_args){.sum_squares = &o->scalars->sum_squares,
                                          .average = 1,
                                          .limit = o->clip,
@@ -52,11 +53,6 @@ blurry_status optimiser_measure(optimiser *o, double *norm)
                                          .scalars = &o->scalars->adamw});
     STATUS_TRY(device_download(o->dev, norm, &o->scalars->norm, sizeof *norm));
     return device_sync(o->dev);
-}
-
-static void *moment(const optimiser *o, void *block, int64_t tensor)
-{
-    return (char *)block + (size_t)o->offset[tensor] * o->dev->param_element;
 }
 
 blurry_status optimiser_apply(optimiser *o, int64_t step, double lr)
@@ -71,16 +67,15 @@ blurry_status optimiser_apply(optimiser *o, int64_t step, double lr)
                                 .step = (double)step,
                                 .grad_scale = now.adamw.grad_scale};
     STATUS_TRY(device_upload(o->dev, o->scalars, &now, sizeof now));
-    for (int64_t i = 0; i < o->tensors; i++) {
-        const blurry_parameter *p = &o->parameters[i];
-        o->dev->ops->adamw(&o->dev->run, &(adamw_args){.count = p->elements,
-                                                       .param = p->data,
-                                                       .m = moment(o, o->m, i),
-                                                       .v = moment(o, o->v, i),
-                                                       .grad = p->gradient,
-                                                       .decay = p->decay,
-                                                       .scalars = &o->scalars->adamw});
-    }
+    o->dev->ops->adamw(&o->dev->run,
+                       &(adamw_args){.count = o->elements,
+                                     .decayed = (int64_t)(o->model->decayed_bytes / o->dev->param_element),
+                                     .param = o->model->data,
+                                     .m = o->m,
+                                     .v = o->v,
+                                     .copy = o->model->copy,
+                                     .grad = o->model->gradient,
+                                     .scalars = &o->scalars->adamw});
     return device_sync(o->dev);
 }
 

@@ -1,5 +1,5 @@
 /* AdamW over all parameters of a model, with gradient clipping. The moments lie in two blocks of device
- * memory, tensor after tensor in the model's order. Decay groups: a tensor decays when the model says so
+ * memory, laid out as the model's parameters. Decay groups: a tensor decays when the model says so
  * (linear and embedding weights), norms, biases and the mixers' special scalars do not. */
 #ifndef BLURRY_TRAIN_OPTIMISER_H
 #define BLURRY_TRAIN_OPTIMISER_H
@@ -14,12 +14,13 @@ typedef struct optimiser_scalars {
 
 typedef struct optimiser {
     device *dev;
+    const blurry_model *model;
     int64_t tensors;
     blurry_parameter *parameters; /* [tensors] */
     int64_t *offset;              /* [tensors] elements before each in the blocks below */
-    int64_t elements;
-    void *m, *v;                /* [elements] first and second moments, in device memory */
-    optimiser_scalars *scalars; /* in device memory */
+    int64_t elements;             /* of a block, gaps between tensors included */
+    void *m, *v;                  /* [elements] first and second moments, in device memory */
+    optimiser_scalars *scalars;   /* in device memory */
     double beta1, beta2, eps, weight_decay, clip;
 } optimiser;
 

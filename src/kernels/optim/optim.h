@@ -8,6 +8,7 @@ typedef struct adamw_scalars {
     double lr, beta1, beta2, eps, weight_decay;
     double step;
     double grad_scale; /* gradients are multiplied by it first (clipping, averaging); see clip */
+    double bad_step;   /* 0, or the first step whose gradient was not finite: there are no updates since */
 } adamw_scalars;
 
 /* m = b1 m + (1-b1) g;  v = b2 v + (1-b2) g^2;  p -= lr (m^ / (sqrt(v^) + eps) + decay * weight_decay * p)
@@ -33,9 +34,10 @@ typedef struct reduce_args {
 } reduce_args;
 
 /* scalars->grad_scale = average * min(1, limit / norm), norm = average * sqrt(*sum_squares); limit 0: no
- * clipping. *norm (NULL: not wanted) gets the norm. */
+ * clipping. *norm (NULL: not wanted) gets the norm. Where the norm or *loss (NULL: none) is not finite and
+ * bad_step is 0, bad_step = step. */
 typedef struct clip_args {
-    const double *sum_squares;
+    const double *sum_squares, *loss;
     double average, limit;
     double *norm;
     adamw_scalars *scalars;

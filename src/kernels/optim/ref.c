@@ -11,7 +11,7 @@ KERNEL(adamw, adamw_args)
     real *p = a->param, *m = a->m, *v = a->v, *copy = a->copy;
     real b1 = (real)s->beta1, b2 = (real)s->beta2, eps = (real)s->eps, scale = (real)s->grad_scale;
     real rate = (real)(s->lr / (1 - pow(s->beta1, s->step))), root = (real)sqrt(1 - pow(s->beta2, s->step));
-    for (int64_t i = 0; i < a->count; i++) {
+    for (int64_t i = 0; i < a->count && s->bad_step == 0; i++) {
         real shrink = (real)(1 - (i < a->decayed ? s->lr * s->weight_decay : 0));
         real g = grad[i] * scale;
         m[i] = b1 * m[i] + (1 - b1) * g;
@@ -47,4 +47,6 @@ KERNEL(clip, clip_args)
     double norm = a->average * sqrt(*a->sum_squares);
     a->scalars->grad_scale = a->average * (a->limit > 0 && norm > a->limit ? a->limit / norm : 1);
     if (a->norm) *a->norm = norm;
+    if (a->scalars->bad_step == 0 && !(isfinite(norm) && (!a->loss || isfinite(*a->loss))))
+        a->scalars->bad_step = a->scalars->step;
 }

@@ -37,7 +37,7 @@ KERNEL(adamw, adamw_args)
 {
     const adamw_scalars *s = a->scalars;
     int64_t decayed = kernel_min(a->decayed, a->count);
-    for (int decay = 0; decay < 2; decay++) {
+    for (int decay = 0; decay < 2 && s->bad_step == 0; decay++) {
         update u = {a,
                     decay ? 0 : decayed,
                     decay ? decayed : a->count,

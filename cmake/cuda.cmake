@@ -1,0 +1,61 @@
+# The CUDA part: src/**/*.cu and src/device/cuda*.c, built where nvcc is. BLURRY_CUDA is AUTO (the default: where
+# nvcc is found), ON (fail without it) or OFF. Code is made for Hopper; -DCMAKE_CUDA_ARCHITECTURES=80;90 for others.
+# The runtime is linked statically, cuBLASLt is opened when the first CUDA device is made: the programs start on
+# machines without CUDA and say there what is missing.
+set(BLURRY_CUDA AUTO CACHE STRING "Build the CUDA kernels: AUTO, ON or OFF")
+set_property(CACHE BLURRY_CUDA PROPERTY STRINGS AUTO ON OFF)
+file(GLOB_RECURSE BLURRY_CUDA_SOURCES CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/src/*.cu)
+file(GLOB BLURRY_CUDA_C_SOURCES CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/src/device/cuda*.c)
+
+set(BLURRY_HAVE_CUDA OFF)
+if(BLURRY_CUDA)
+  include(CheckLanguage)
+  if(NOT CMAKE_CUDA_COMPILER AND NOT DEFINED ENV{CUDACXX})
+    find_program(BLURRY_NVCC nvcc HINTS /usr/local/cuda/bin /opt/cuda/bin)
+    if(BLURRY_NVCC)
+      set(CMAKE_CUDA_COMPILER ${BLURRY_NVCC})
+    endif()
+  endif()
+  if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
+    set(CMAKE_CUDA_ARCHITECTURES 90)
+  endif()
+  check_language(CUDA)
+  if(CMAKE_CUDA_COMPILER)
+    set(BLURRY_HAVE_CUDA ON)
+  elseif(NOT BLURRY_CUDA STREQUAL "AUTO")
+    message(FATAL_ERROR "BLURRY_CUDA is ON and nvcc was not found: put it in PATH, or set CUDACXX to it")
+  endif()
+endif()
+if(BLURRY_SANITIZE OR BLURRY_FUZZ)
+  set(BLURRY_HAVE_CUDA OFF) # sanitizers look at host code; kernels are tested under the emulator
+endif()
+
+# The C files beside the kernels; the emulator's build uses them too.
+function(blurry_c_objects name)
+  add_library(${name} OBJECT ${ARGN})
+  target_include_directories(${name} PRIVATE ${CMAKE_SOURCE_DIR}/include ${CMAKE_SOURCE_DIR}/src)
+  target_compile_definitions(${name} PRIVATE BLURRY_BUILD)
+  target_link_libraries(${name} PRIVATE blurry_flags blurry_dependencies)
+endfunction()
+blurry_c_objects(blurry_cuda_c_objects ${BLURRY_CUDA_C_SOURCES})
+
+if(BLURRY_HAVE_CUDA)
+  enable_language(CUDA)
+  find_package(CUDAToolkit REQUIRED)
+  message(STATUS "CUDA ${CUDAToolkit_VERSION}, for compute capability ${CMAKE_CUDA_ARCHITECTURES}")
+  add_library(blurry_cuda_objects OBJECT ${BLURRY_CUDA_SOURCES})
+  set_target_properties(blurry_cuda_objects PROPERTIES CUDA_STANDARD 17 CUDA_STANDARD_REQUIRED ON
+    CUDA_VISIBILITY_PRESET hidden)
+  target_include_directories(blurry_cuda_objects PRIVATE ${CMAKE_SOURCE_DIR}/include ${CMAKE_SOURCE_DIR}/src
+    ${RANDOM123_INCLUDE})
+  target_compile_definitions(blurry_cuda_objects PRIVATE BLURRY_BUILD)
+  # Host code without the C++ library, so that C programs link it.
+  target_compile_options(blurry_cuda_objects PRIVATE -Werror=all-warnings
+    "SHELL:-Xcompiler -fno-exceptions,-fno-rtti,-fno-threadsafe-statics")
+  set(blurry_device_objects $<TARGET_OBJECTS:blurry_cuda_objects> $<TARGET_OBJECTS:blurry_cuda_c_objects>)
+  target_link_libraries(blurry_dependencies INTERFACE CUDA::cudart_static)
+else()
+  message(STATUS "CUDA: not built (BLURRY_CUDA is ${BLURRY_CUDA}, nvcc ${CMAKE_CUDA_COMPILER})")
+  blurry_c_objects(blurry_no_cuda_objects ${CMAKE_SOURCE_DIR}/src/device/no_cuda.c)
+  set(blurry_device_objects $<TARGET_OBJECTS:blurry_no_cuda_objects>)
+endif()
