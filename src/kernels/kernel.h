@@ -48,22 +48,29 @@ typedef struct kernel_sizes {
     void VARIANT(name)(const kernel_run *run, const args *a, kernel_sizes *sizes);                           \
     void VARIANT(name)(const kernel_run *run __attribute__((unused)), const args *a, kernel_sizes *sizes)
 
-static inline int64_t kernel_min(int64_t a, int64_t b)
+/* Compiled by nvcc these are host and device functions. */
+#ifdef __CUDACC__
+#define KERNEL_INLINE static __host__ __device__ inline
+#else
+#define KERNEL_INLINE static inline
+#endif
+
+KERNEL_INLINE int64_t kernel_min(int64_t a, int64_t b)
 {
     return a < b ? a : b;
 }
 
-static inline int64_t kernel_max(int64_t a, int64_t b)
+KERNEL_INLINE int64_t kernel_max(int64_t a, int64_t b)
 {
     return a > b ? a : b;
 }
 
-static inline int64_t kernel_blocks(int64_t count, int64_t block)
+KERNEL_INLINE int64_t kernel_blocks(int64_t count, int64_t block)
 {
     return (count + block - 1) / block;
 }
 
-static inline size_t kernel_round64(size_t bytes)
+KERNEL_INLINE size_t kernel_round64(size_t bytes)
 {
     return (bytes + 63) & ~(size_t)63;
 }

@@ -5,7 +5,7 @@
 #include "kernels/embed/embed.h"
 
 /* keep[4] of elements 4*block ..: 1 where the element stays. */
-static inline void dropout_keep(const embed_args *a, int64_t block, int keep[4])
+RNG_FUNCTION void dropout_keep(const embed_args *a, int64_t block, int keep[4])
 {
     uint32_t word[4];
     rng_block(a->key[0], RNG_DROPOUT, a->key[1], (uint64_t)block, word);

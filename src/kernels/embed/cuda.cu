@@ -1,0 +1,296 @@
+/* Embedding on a CUDA device. Forward gathers. Backward must add up the tokens of each vocabulary row in one
+ * order, and often most tokens are the same one, so the work cannot be shared out by rows: the tokens are
+ * sorted by id (stably), the sorted list is cut into equal segments, each summed by one group of lanes, and
+ * sums of rows that go on beyond a segment are added up last. */
+#include "kernels/cuda_vector.h"
+#include "kernels/embed/dropout.h"
+#include "kernels/embed/embed.h"
+
+enum { THREADS = 256 };
+
+/* x[i] *= mask of element first + i. Whole blocks of the generator where N is a multiple of 4, which then also
+ * divides `first`. */
+template <int N> static __device__ inline void drop(const embed_args &a, int64_t first, float (&x)[N])
+{
+    if (a.dropout <= 0) return;
+    float kept = (float)(1 / (1 - a.dropout));
+    int keep[4];
+    for (int i = 0; i < N; i++) {
+        if (i % 4 == 0) dropout_keep(&a, (first + i) / 4, keep);
+        int place = N % 4 ? (int)((first + i) % 4) : i % 4, stays = 0;
+        for (int k = 0; k < 4; k++) stays = place == k ? keep[k] : stays;
+        x[i] *= stays ? kept : 0;
+    }
+}
+
+static __device__ inline int64_t position_row(const embed_args &a, int64_t r)
+{
+    int64_t p = (a.position ? a.position[r / a.length] : 0) + r % a.length;
+    return p < a.max_length ? p : a.max_length - 1;
+}
+
+template <typename T, int N> __global__ void __launch_bounds__(THREADS) embed_forward_kernel(embed_args a)
+{
+    int64_t pieces = a.width / N, n = (int64_t)blockIdx.x * THREADS + threadIdx.x, r = n / pieces,
+            c = n % pieces * N;
+    if (r >= a.batch * a.length) return;
+    float x[N], place[N];
+    load_many<N>((const float *)a.weight + a.id[r] * a.width + c, x);
+    if (a.position_weight) {
+        load_many<N>((const float *)a.position_weight + position_row(a, r) * a.width + c, place);
+        for (int i = 0; i < N; i++) x[i] += place[i];
+    }
+    drop<N>(a, r * a.width + c, x);
+    store_many<N>((T *)a.y + r * a.width + c, x);
+}
+
+/* ---- sorting tokens by id ---- */
+enum { SORT_THREADS = 1024, SORT_WARPS = SORT_THREADS / 32, SORT_BLOCKS = 256, BITS_LEAST = 5, BITS_MOST = 10, AHEAD = 4 };
+
+/* Lanes among `all` whose `key` (of `bits` bits) is this lane's. */
+static __device__ inline unsigned equal_lanes(unsigned all, int key, int bits)
+{
+    for (int i = 0; i < bits; i++) {
+        unsigned ones = __ballot_sync(CUDA_FULL_WARP, key >> i & 1);
+        all &= key >> i & 1 ? ones : ~ones;
+    }
+    return all;
+}
+
+/* One pass of a warp over its share [begin, end) of the ids. place [rows]: where the warp puts the next token
+ * of each of the block's rows; it moves on by the tokens found. Writes them where order is given. Returns how
+ * many of this lane's ids lie before the block's rows. */
+static __device__ inline int sort_pass(const int32_t *id, int64_t begin, int64_t end, int64_t first, int bits,
+                                       int *place, int32_t *order)
+{
+    int lane = (int)threadIdx.x % 32, below = 0, ids[AHEAD];
+    for (int64_t t = begin; t < end; t += 32 * AHEAD) {
+        for (int k = 0; k < AHEAD; k++) {
+            int64_t at = t + k * 32 + lane;
+            ids[k] = at < end ? id[at] : INT32_MAX;
+        }
+        for (int k = 0; k < AHEAD; k++) {
+            int64_t local = ids[k] - first;
+            bool mine = local >= 0 && local < 1 << bits && ids[k] != INT32_MAX;
+            below += local < 0;
+            unsigned found = __ballot_sync(CUDA_FULL_WARP, mine);
+            if (!found) continue;
+            unsigned equal = equal_lanes(found, (int)local, bits);
+            int before = __popc(equal & ((1u << lane) - 1)), base = mine ? place[local] : 0;
+            __syncwarp();
+            if (mine && order) order[base + before] = (int32_t)(t + k * 32 + lane);
+            if (mine && before == 0) place[local] = base + __popc(equal);
+            __syncwarp();
+        }
+    }
+    return below;
+}
+
+/* order [n]: tokens by id, equal ones as they come. start [vocab + 1]: where each id's tokens start. Block b
+ * takes the 2^bits ids from b 2^bits on; warps take consecutive shares of the tokens. */
+static __global__ void __launch_bounds__(SORT_THREADS)
+    embed_sort_kernel(const int32_t *id, int64_t n, int64_t vocab, int bits, int32_t *order, int32_t *start)
+{
+    CUDA_DYNAMIC_SHARED(int, place); /* [SORT_WARPS, rows] */
+    __shared__ int room[32], totals[1 << BITS_MOST];
+    int rows = 1 << bits, warp = (int)threadIdx.x / 32, me = (int)threadIdx.x;
+    int64_t first = (int64_t)blockIdx.x << bits, share = kernel_blocks(n, SORT_WARPS * 32) * 32;
+    int64_t begin = kernel_min(n, warp * share), end = kernel_min(n, begin + share);
+    for (int i = me; i < rows * SORT_WARPS; i += SORT_THREADS) place[i] = 0;
+    __syncthreads();
+    int below = sort_pass(id, begin, end, first, bits, place + warp * rows, NULL);
+    below = block_sum(below, room); /* also a barrier */
+    for (int r = me; r < rows; r += SORT_THREADS) {
+        int sum = 0;
+        for (int w = 0; w < SORT_WARPS; w++) {
+            int count = place[w * rows + r];
+            place[w * rows + r] = sum;
+            sum += count;
+        }
+        totals[r] = sum;
+    }
+    for (int step = 1; step < rows; step *= 2) { /* running sums, each row by one thread */
+        __syncthreads();
+        int sum = me < rows ? totals[me] + (me >= step ? totals[me - step] : 0) : 0;
+        __syncthreads();
+        if (me < rows) totals[me] = sum;
+    }
+    __syncthreads();
+    for (int i = me; i < rows * SORT_WARPS; i += SORT_THREADS) {
+        int r = i % rows;
+        place[i] += below + (r ? totals[r - 1] : 0);
+    }
+    if (me < rows && first + me < vocab) start[first + me + 1] = below + totals[me];
+    if (blockIdx.x == 0 && me == 0) start[0] = 0;
+    __syncthreads();
+    sort_pass(id, begin, end, first, bits, place + warp * rows, order);
+}
+
+/* ---- sums over the sorted list ---- */
+struct embed_sums {
+    embed_args a;
+    const int32_t *order, *start;
+    int64_t origin, n, segments, per_segment; /* tokens from origin on are sorted; per_segment of them in each */
+    int lanes;
+    float *head, *tail; /* [segments, width]: sums of a segment's first and last row where those go on beyond */
+};
+
+template <int N> static __device__ inline void add_to(float *to, const float (&x)[N])
+{
+    float sum[N];
+    load_many<N>(to, sum);
+    for (int i = 0; i < N; i++) sum[i] += x[i];
+    store_many<N>(to, sum);
+}
+
+/* Group of lanes: one segment, columns c .. c+N of its lane. Rows that lie in it entirely are done here. */
+template <typename T, int N> __global__ void __launch_bounds__(THREADS) embed_segment_kernel(embed_sums s)
+{
+    const embed_args &a = s.a;
+    int64_t segment = ((int64_t)blockIdx.x * THREADS + threadIdx.x) / s.lanes;
+    int64_t c = ((int64_t)blockIdx.y * s.lanes + ((int)threadIdx.x & (s.lanes - 1))) * N;
+    if (segment >= s.segments || c >= a.width) return;
+    int64_t begin = segment * s.per_segment, end = kernel_min(s.n, begin + s.per_segment);
+    for (int64_t e = begin; e < end;) {
+        int64_t id = a.id[s.origin + s.order[e]], from = s.start[id], to = s.start[id + 1], stop = kernel_min(end, to);
+        float sum[N], x[N];
+        for (int i = 0; i < N; i++) sum[i] = 0;
+        for (; e < stop; e++) {
+            int64_t first = (s.origin + s.order[e]) * a.width + c;
+            load_many<N>((const T *)a.d_y + first, x);
+            drop<N>(a, first, x);
+            for (int i = 0; i < N; i++) sum[i] += x[i];
+        }
+        if (from < begin)
+            store_many<N>(s.head + segment * a.width + c, sum);
+        else if (to > end)
+            store_many<N>(s.tail + segment * a.width + c, sum);
+        else
+            add_to<N>((float *)a.d_weight + id * a.width + c, sum);
+    }
+}
+
+/* Block: the row that starts in segment blockIdx.x and goes on beyond it, if there is one. Groups of lanes
+ * share the segments it goes through. */
+template <int N> __global__ void __launch_bounds__(THREADS) embed_join_kernel(embed_sums s)
+{
+    CUDA_DYNAMIC_SHARED(float, room); /* [groups, lanes * N] */
+    const embed_args &a = s.a;
+    int64_t segment = blockIdx.x, begin = segment * s.per_segment, end = kernel_min(s.n, begin + s.per_segment);
+    int64_t id = a.id[s.origin + s.order[end - 1]], from = s.start[id], to = s.start[id + 1];
+    if (from < begin || to <= end) return;
+    int lane = (int)threadIdx.x & (s.lanes - 1), group = (int)threadIdx.x / s.lanes, groups = THREADS / s.lanes;
+    int64_t c = ((int64_t)blockIdx.y * s.lanes + lane) * N, last = (to - 1) / s.per_segment;
+    float sum[N], x[N];
+    for (int i = 0; i < N; i++) sum[i] = 0;
+    if (c < a.width)
+        for (int64_t k = segment + 1 + group; k <= last; k += groups) {
+            load_many<N>(s.head + k * a.width + c, x);
+            for (int i = 0; i < N; i++) sum[i] += x[i];
+        }
+    store_many<N>(room + (group * s.lanes + lane) * N, sum);
+    __syncthreads();
+    if (group || c >= a.width) return;
+    load_many<N>(s.tail + segment * a.width + c, sum);
+    for (int g = 0; g < groups; g++) {
+        load_many<N>(room + (g * s.lanes + lane) * N, x);
+        for (int i = 0; i < N; i++) sum[i] += x[i];
+    }
+    add_to<N>((float *)a.d_weight + id * a.width + c, sum);
+}
+
+/* Thread: columns c .. c+N of one position's row, over the sequences in order. */
+template <typename T, int N> __global__ void __launch_bounds__(THREADS) embed_positions_kernel(embed_args a)
+{
+    int64_t pieces = a.width / N, n = (int64_t)blockIdx.x * THREADS + threadIdx.x, p = n / pieces,
+            c = n % pieces * N;
+    if (p >= a.max_length) return;
+    float sum[N], x[N];
+    for (int i = 0; i < N; i++) sum[i] = 0;
+    for (int64_t b = 0; b < a.batch; b++) {
+        int64_t l = p - (a.position ? a.position[b] : 0), stop = p + 1 < a.max_length ? l + 1 : a.length;
+        for (l = kernel_max(0, l); l < stop && l < a.length; l++) {
+            int64_t first = (b * a.length + l) * a.width + c;
+            load_many<N>((const T *)a.d_y + first, x);
+            drop<N>(a, first, x);
+            for (int i = 0; i < N; i++) sum[i] += x[i];
+        }
+    }
+    add_to<N>((float *)a.d_position_weight + p * a.width + c, sum);
+}
+
+/* ---- launches ---- */
+enum { SEGMENT_LEAST = 16, TOKENS_AT_ONCE = 1 << 20 };
+
+/* Gradients of at most TOKENS_AT_ONCE tokens. */
+template <typename T, int N> static void embed_tokens(const kernel_run *run, embed_sums s)
+{
+    cudaStream_t stream = (cudaStream_t)run->stream;
+    int64_t vocab = s.a.vocab, width = s.a.width;
+    int bits = BITS_LEAST;
+    while (bits < BITS_MOST && vocab >> bits > SORT_BLOCKS) bits++;
+    char *scratch = (char *)run->scratch;
+    size_t list = kernel_round64((size_t)s.n * sizeof(int32_t)),
+           starts = kernel_round64((size_t)(vocab + 1) * sizeof(int32_t));
+    int64_t room = (CUDA_SCRATCH_AT_LEAST - (int64_t)(list + starts)) / (2 * width * (int64_t)sizeof(float));
+    s.order = (int32_t *)scratch, s.start = (int32_t *)(scratch + list);
+    s.per_segment = kernel_max(SEGMENT_LEAST, kernel_blocks(s.n, kernel_max(1, room)));
+    s.segments = kernel_blocks(s.n, s.per_segment);
+    s.head = (float *)(scratch + list + starts), s.tail = s.head + s.segments * width;
+    s.lanes = lanes_for(width / N);
+    unsigned slabs = (unsigned)kernel_blocks(width, (int64_t)s.lanes * N);
+    cuda_launch(embed_sort_kernel, dim3((unsigned)kernel_blocks(vocab, 1 << bits)), dim3(SORT_THREADS),
+                (size_t)SORT_WARPS << bits << 2, stream, s.a.id + s.origin, s.n, vocab, bits,
+                (int32_t *)s.order, (int32_t *)s.start);
+    cuda_launch(embed_segment_kernel<T, N>, dim3((unsigned)kernel_blocks(s.segments * s.lanes, THREADS), slabs),
+                dim3(THREADS), 0, stream, s);
+    cuda_launch(embed_join_kernel<N>, dim3((unsigned)s.segments, slabs), dim3(THREADS),
+                THREADS * N * sizeof(float), stream, s);
+}
+
+template <typename T, int N> static void embed_backward_as(const kernel_run *run, const embed_args *a)
+{
+    embed_sums s = {};
+    s.a = *a;
+    int64_t tokens = a->batch * a->length;
+    for (s.origin = 0; s.origin < tokens; s.origin += TOKENS_AT_ONCE) {
+        s.n = kernel_min(TOKENS_AT_ONCE, tokens - s.origin);
+        embed_tokens<T, N>(run, s);
+    }
+    if (a->d_position_weight)
+        cuda_launch(embed_positions_kernel<T, N>,
+                    dim3((unsigned)kernel_blocks(a->max_length * (a->width / N), THREADS)), dim3(THREADS), 0,
+                    (cudaStream_t)run->stream, *a);
+}
+
+template <typename T, int N> static void embed_forward_as(const kernel_run *run, const embed_args *a)
+{
+    int64_t items = a->batch * a->length * (a->width / N);
+    cuda_launch(embed_forward_kernel<T, N>, dim3((unsigned)kernel_blocks(items, THREADS)), dim3(THREADS), 0,
+                (cudaStream_t)run->stream, *a);
+}
+
+template <typename T> static void embed(const kernel_run *run, const embed_args *a, int backward)
+{
+    enum { N = vector_of<T>::N };
+    if (a->batch * a->length * a->width <= 0) return;
+    bool aligned = a->width % N == 0 && all_aligned(a->weight, a->position_weight, a->y) &&
+                   all_aligned(a->d_y, a->d_weight, a->d_position_weight);
+    if (backward)
+        aligned ? embed_backward_as<T, N>(run, a) : embed_backward_as<T, 1>(run, a);
+    else
+        aligned ? embed_forward_as<T, N>(run, a) : embed_forward_as<T, 1>(run, a);
+}
+
+#define ENTRIES(T, suffix)                                                                                   \
+    extern "C" void embed_forward_cuda_##suffix(const kernel_run *run, const embed_args *a)                  \
+    {                                                                                                        \
+        embed<T>(run, a, 0);                                                                                 \
+    }                                                                                                        \
+    extern "C" void embed_backward_cuda_##suffix(const kernel_run *run, const embed_args *a)                 \
+    {                                                                                                        \
+        embed<T>(run, a, 1);                                                                                 \
+    }
+
+ENTRIES(float, f32)
+ENTRIES(bf16, bf16)
