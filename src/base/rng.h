@@ -157,7 +157,7 @@ RNG_FUNCTION double rng_cos_turns(double turns)
         (int)(turns * 4 + 0.5); /* both operations exact enough: ties go either way to equal values */
     double a = (turns * 4 - quarter) * 1.57079632679489661923, a2 = a * a;
     double sum = 1, first = quarter & 1 ? 17 : 16; /* sine: odd factorials; cosine: even ones */
-    for (double k = first; k >= 2; k -= 2) sum = fma(-a2 / (k * (k - 1)), sum, 1);
+    for (double k = first; k >= 2; k -= 2) sum = fma(-a2 / (k * (k - 1)), sum, 1.0);
     if (quarter & 1) sum *= a;
     return quarter == 1 || quarter == 2 ? -sum : sum;
 }

@@ -245,7 +245,7 @@ static void norm_backward(const kernel_run *run, norm_rows<T> a, float *d_weight
     bool aligned = norm_aligned(a);
     a.with_bias = d_bias != NULL;
     a.part = (float *)run->scratch;
-    int64_t columns = a.width * (1 + a.with_bias), parts;
+    int64_t columns = a.width * (1 + a.with_bias), parts = 0;
     if (d_weight && aligned && a.width <= WIDEST) {
         int64_t groups = THREADS / lanes_for(kernel_blocks(a.width, vector_of<T>::N));
         parts = parts_for(kernel_blocks(a.rows, groups), columns);
