@@ -1,0 +1,234 @@
+/* The kernels after the scan of the fused head: per label the loss and the gradient of its hidden row, then the
+ * gradient of the weight from the weights e the scan kept. */
+#ifndef BLURRY_KERNELS_XENT_CUDA_GRADIENT_CUH
+#define BLURRY_KERNELS_XENT_CUDA_GRADIENT_CUH
+#include "kernels/xent/cuda_shape.cuh"
+
+enum { JOIN_THREADS = 256, JOIN_LABELS = JOIN_THREADS / 32 };
+
+/* One label's splits together; every lane has the result. */
+struct label_sum {
+    float top_k, log2_sum; /* sum of e^logit = 2^log2_sum */
+    float weight;          /* of this lane's split: 2^(k - log2_sum) */
+    int best_at;
+};
+
+static __device__ inline label_sum join_splits(const xent_block &b, int64_t i)
+{
+    int lane = (int)threadIdx.x % 32;
+    float4 mine = make_float4(-1e30f, 0, -INFINITY, __int_as_float(INT32_MAX));
+    if (lane < b.splits) mine = b.stats[lane * b.padded + i];
+    label_sum l;
+    l.top_k = warp_max(mine.x);
+    l.log2_sum = l.top_k + log2f(warp_sum(mine.y * exp2f(mine.x - l.top_k)));
+    l.weight = lane < b.splits ? exp2f(mine.x - l.log2_sum) : 0;
+    float best = warp_max(mine.z);
+    int at = mine.z == best ? __float_as_int(mine.w) : INT32_MAX;
+    for (int step = 16; step > 0; step /= 2) at = min(at, __shfl_xor_sync(CUDA_FULL_WARP, at, step));
+    l.best_at = at == INT32_MAX ? 0 : at; /* nothing compares among NaNs */
+    return l;
+}
+
+/* The target's place among the kept weights: (p - 1) on the scale of its tile, and that scale not so far below
+ * the label's largest that the power of two between them underflows. */
+static __device__ inline void put_target(const xent_block &b, int64_t i, int64_t target, const label_sum &l,
+                                         float missing)
+{
+    enum { FAR = 100 };
+    int64_t tile = target / TILE;
+    int *k = b.tile_k + tile * b.padded + i, top = (int)l.top_k;
+    *k = max(*k, top - FAR);
+    cuda_store(b.e + (tile * b.padded + i) * TILE + target % TILE, -missing * exp2f(l.log2_sum - (float)*k));
+}
+
+/* Gradient of the label's hidden row, and the row times what its weights lack. N columns per lane and step. */
+static __device__ inline void put_rows(const xent_block &b, int64_t i, int64_t target, const label_sum &l,
+                                       float missing, float scale)
+{
+    enum { N = 4 };
+    const xent_args &a = b.a;
+    int64_t label = b.first + i;
+    float share = scale * exp2f(l.top_k - l.log2_sum);
+    for (int64_t base = 0; base < a.width; base += 32 * N) { /* all lanes: there are shuffles */
+        int64_t c = base + (int)threadIdx.x % 32 * N;
+        float sum[N] = {}, x[N];
+        for (int s = 0; s < b.splits; s++) {
+            float weight = __shfl_sync(CUDA_FULL_WARP, l.weight, s);
+            if (c >= a.width) continue;
+            load_many<N>(b.sums + (s * b.padded + i) * a.width + c, x);
+            for (int n = 0; n < N; n++) sum[n] += weight * x[n];
+        }
+        if (c >= a.width) continue;
+        if (target >= 0) {
+            load_many<N>((const bf16 *)a.weight + target * a.width + c, x);
+            for (int n = 0; n < N; n++) sum[n] = scale * (sum[n] - missing * x[n]);
+        } else {
+            for (int n = 0; n < N; n++) sum[n] = 0;
+        }
+        store_many<N>(b.d_x + label * a.width + c, sum);
+        load_many<N>((const bf16 *)a.hidden + a.row[label] * a.width + c, x);
+        for (int n = 0; n < N; n++) x[n] = target >= 0 ? x[n] * share : 0;
+        store_many<N>(b.x_scaled + i * a.width + c, x);
+    }
+}
+
+/* Which label comes first at each hidden row, and whether others follow. */
+static __device__ inline void mark_row(const xent_args &a, int64_t label, int *first_label, int *shared_row)
+{
+    if (atomicMin(first_label + a.row[label], (int)label) != EMPTY) shared_row[a.row[label]] = 1;
+}
+
+/* A warp per label. */
+template <bool BACKWARD> __global__ void __launch_bounds__(JOIN_THREADS) xent_join_kernel(xent_block b)
+{
+    const xent_args &a = b.a;
+    int64_t i = (int64_t)blockIdx.x * JOIN_LABELS + threadIdx.x / 32, label = b.first + i, count = label_count(a);
+    int lane = (int)threadIdx.x % 32;
+    if (i >= b.padded) return;
+    if (label >= count) { /* the product over labels goes on to the end of a step */
+        if (!BACKWARD) return;
+        for (int64_t c = lane; c < a.width; c += 32) b.x_scaled[i * a.width + c] = to_bf16(0);
+        if (lane == 0) b.top_k[i] = 0;
+        return;
+    }
+    label_sum l = join_splits(b, i);
+    int64_t target = a.target[label];
+    float log_prob = target < 0 ? 0 : b.target_logit[i] - l.log2_sum * LN_2, missing = -expm1f(log_prob);
+    if (lane == 0) {
+        ((float *)a.log_prob)[label] = log_prob;
+        a.argmax[label] = l.best_at;
+    }
+    if (!BACKWARD) return;
+    put_rows(b, i, target, l, missing, (float)*a.grad_scale);
+    if (lane) return;
+    b.top_k[i] = (int)l.top_k;
+    if (target >= 0) put_target(b, i, target, l, missing);
+    mark_row(a, label, b.first_label, b.shared_row);
+}
+
+/* d_hidden = the sum of d_x [labels, width] over the labels at a row, in order; 0 where there is none. A thread:
+ * N columns. */
+template <typename T, int N>
+__global__ void __launch_bounds__(JOIN_THREADS)
+    xent_spread_kernel(xent_args a, const float *d_x, const int *first_label, const int *shared_row)
+{
+    int64_t pieces = a.width / N, n = (int64_t)blockIdx.x * JOIN_THREADS + threadIdx.x, r = n / pieces,
+            c = n % pieces * N;
+    if (r >= a.n_hidden) return;
+    float sum[N], x[N];
+    for (int i = 0; i < N; i++) sum[i] = 0;
+    int64_t label = first_label[r], end = label == EMPTY ? label : shared_row[r] ? label_count(a) : label + 1;
+    for (; label < end; label++) {
+        if (a.row[label] != r) continue;
+        load_many<N>(d_x + label * a.width + c, x);
+        for (int i = 0; i < N; i++) sum[i] += x[i];
+    }
+    store_many<N>((T *)a.d_hidden + r * a.width + c, sum);
+}
+
+/* ---- d_weight += e^T x_scaled ---- */
+enum { STEP_LABELS = 64, GROUP_THREADS = 128, GROUPS = 2, STAGES = 3, WEIGHT_THREADS = GROUPS * GROUP_THREADS };
+
+/* Labels of one step of one group of warps. */
+template <int D> struct weight_stage {
+    bf16 e[STEP_LABELS][TILE + PAD];
+    bf16 x[STEP_LABELS][D + PAD];
+    int k[STEP_LABELS], top[STEP_LABELS];
+};
+
+template <int D>
+static __device__ inline void weight_fetch(const xent_block &b, weight_stage<D> &stage, int64_t tile, int64_t label,
+                                           int thread)
+{
+    const bf16 *e = b.e + (tile * b.padded + label) * TILE, *x = b.x_scaled + label * b.a.width;
+    for (int i = thread; i < STEP_LABELS * (TILE / 8); i += GROUP_THREADS)
+        copy_async16(&stage.e[i / (TILE / 8)][i % (TILE / 8) * 8], e + i * 8, true);
+    rows_async<D>(&stage.x[0][0], STEP_LABELS, b.a.width, x, thread, GROUP_THREADS,
+                  [&](int r) { return x + r * b.a.width; });
+    if (thread < STEP_LABELS / 4)
+        copy_async16(stage.k + thread * 4, b.tile_k + tile * b.padded + label + thread * 4, true);
+    else if (thread < STEP_LABELS / 2)
+        copy_async16(stage.top + (thread * 4 - STEP_LABELS), b.top_k + label + (thread * 4 - STEP_LABELS), true);
+}
+
+/* 2^(k - top) of labels i, i+1 as a pair of bf16. */
+template <int D> static __device__ inline uint32_t weight_scale(const weight_stage<D> &stage, int i)
+{
+    int low = max(0, 127 + stage.k[i] - stage.top[i]), high = max(0, 127 + stage.k[i + 1] - stage.top[i + 1]);
+    return (uint32_t)low << 7 | (uint32_t)high << 23;
+}
+
+/* sum [2 x 16 ids, D / 2 columns] of a warp += the step's labels. */
+template <int D>
+static __device__ inline void weight_step(const weight_stage<D> &stage, int ids, int columns,
+                                          float (&sum)[2][D / 16][4])
+{
+    int lane = (int)threadIdx.x % 32, t = lane % 4;
+#pragma unroll
+    for (int k = 0; k < STEP_LABELS; k += 16) {
+        uint32_t a[2][4], b[4], scale[2];
+        for (int h = 0; h < 2; h++) scale[h] = weight_scale(stage, k + h * 8 + 2 * t);
+        for (int m = 0; m < 2; m++) {
+            ldmatrix_x4_trans(a[m], &stage.e[k + lane / 16 * 8 + lane % 8][ids + m * 16 + lane / 8 % 2 * 8]);
+            for (int i = 0; i < 4; i++) a[m][i] = multiply_bf16(a[m][i], scale[i / 2]);
+        }
+#pragma unroll
+        for (int n = 0; n < D / 16; n += 2) {
+            ldmatrix_x4_trans(b, &stage.x[k + lane % 16][columns + n * 8 + lane / 16 * 8]);
+            for (int m = 0; m < 2; m++) {
+                mma_bf16(sum[m][n], a[m], b);
+                mma_bf16(sum[m][n + 1], a[m], b + 2);
+            }
+        }
+    }
+}
+
+/* A block: one tile of the vocabulary. Two groups of warps take turns with the steps of labels; the second
+ * hands its sums to the first at the end. */
+template <int D> __global__ void __launch_bounds__(WEIGHT_THREADS) xent_weight_kernel(xent_block b)
+{
+    CUDA_DYNAMIC_SHARED(weight_stage<D>, stages); /* [GROUPS, STAGES] */
+    int thread = (int)threadIdx.x % GROUP_THREADS, group = (int)threadIdx.x / GROUP_THREADS, warp = thread / 32;
+    int lane = thread % 32, g = lane / 4, t = lane % 4, ids = warp / 2 * 32, columns = warp % 2 * (D / 2);
+    int64_t tile = blockIdx.x, labels = kernel_min(b.padded, label_count(b.a) - b.first);
+    int64_t steps = labels > 0 ? kernel_blocks(labels, STEP_LABELS) : 0;
+    weight_stage<D> *mine = stages + group * STAGES;
+    float sum[2][D / 16][4];
+    for (int m = 0; m < 2; m++)
+        for (int n = 0; n < D / 16; n++)
+            for (int i = 0; i < 4; i++) sum[m][n][i] = 0;
+    auto fetch = [&](int64_t step, int stage) {
+        if (step < steps) weight_fetch<D>(b, mine[stage], tile, step * STEP_LABELS, thread);
+        copy_async_commit();
+    };
+    for (int s = 0; s < STAGES - 1; s++) fetch(group + s * GROUPS, s);
+    int stage = 0;
+    for (int64_t step = group; step < steps; step += GROUPS) {
+        copy_async_wait<STAGES - 2>();
+        barrier_named(1 + group, GROUP_THREADS); /* all have arrived; all are done with the stage before */
+        fetch(step + (STAGES - 1) * GROUPS, (stage + STAGES - 1) % STAGES);
+        weight_step<D>(mine[stage], ids, columns, sum);
+        stage = (stage + 1) % STAGES;
+    }
+    copy_async_wait<0>();
+    __syncthreads();
+    float *room = reinterpret_cast<float *>(stages); /* [m, n, i, thread] */
+    if (group == 1)
+        for (int m = 0; m < 2; m++)
+            for (int n = 0; n < D / 16; n++)
+                for (int i = 0; i < 4; i++) room[((m * (D / 16) + n) * 4 + i) * GROUP_THREADS + thread] = sum[m][n][i];
+    __syncthreads();
+    if (group == 1) return;
+    for (int m = 0; m < 2; m++)
+        for (int n = 0; n < D / 16; n++)
+            for (int half = 0; half < 2; half++) {
+                int64_t id = tile * TILE + ids + m * 16 + half * 8 + g, c = columns + n * 8 + 2 * t;
+                if (id >= b.a.vocab || c >= b.a.width) continue;
+                const float *more = room + ((m * (D / 16) + n) * 4 + half * 2) * GROUP_THREADS + thread;
+                float2 *to = reinterpret_cast<float2 *>((float *)b.a.d_weight + id * b.a.width + c), old = *to;
+                *to = make_float2(old.x + (sum[m][n][2 * half] + more[0]),
+                                  old.y + (sum[m][n][2 * half + 1] + more[GROUP_THREADS]));
+            }
+}
+
+#endif
