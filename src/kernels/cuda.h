@@ -143,6 +143,19 @@ static __device__ inline float2 unpack_bf16(uint32_t x)
     return make_float2(__uint_as_float(x << 16), __uint_as_float(x & 0xffff0000u));
 }
 
+/* Both products of two pairs. */
+static __device__ inline uint32_t multiply_bf16(uint32_t x, uint32_t y)
+{
+#ifdef BLURRY_CUDA_EMULATOR
+    float2 a = unpack_bf16(x), b = unpack_bf16(y);
+    return pack_bf16(a.x * b.x, a.y * b.y);
+#else
+    uint32_t r;
+    asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(r) : "r"(x), "r"(y));
+    return r;
+#endif
+}
+
 /* One element of either type. */
 template <typename E> static __device__ inline E cuda_element(float x);
 template <> __device__ inline float cuda_element<float>(float x)

@@ -56,20 +56,32 @@ static __device__ inline void put_rows(const xent_block &b, int64_t i, int64_t t
             float weight = __shfl_sync(CUDA_FULL_WARP, l.weight, s);
             if (c >= a.width) continue;
             load_many<N>(b.sums + (s * b.padded + i) * a.width + c, x);
+#pragma unroll
             for (int n = 0; n < N; n++) sum[n] += weight * x[n];
         }
         if (c >= a.width) continue;
         if (target >= 0) {
             load_many<N>((const bf16 *)a.weight + target * a.width + c, x);
+#pragma unroll
             for (int n = 0; n < N; n++) sum[n] = scale * (sum[n] - missing * x[n]);
         } else {
+#pragma unroll
             for (int n = 0; n < N; n++) sum[n] = 0;
         }
         store_many<N>(b.d_x + label * a.width + c, sum);
         load_many<N>((const bf16 *)a.hidden + a.row[label] * a.width + c, x);
+#pragma unroll
         for (int n = 0; n < N; n++) x[n] = target >= 0 ? x[n] * share : 0;
         store_many<N>(b.x_scaled + i * a.width + c, x);
     }
+}
+
+/* For labels beyond the last: the product over labels goes on to the end of a step. */
+static __device__ inline void clear_rows(const xent_block &b, int64_t i)
+{
+    int lane = (int)threadIdx.x % 32;
+    for (int64_t c = lane; c < b.a.width; c += 32) b.x_scaled[i * b.a.width + c] = to_bf16(0);
+    if (lane == 0) b.top_k[i] = 0;
 }
 
 /* Which label comes first at each hidden row, and whether others follow. */
@@ -85,10 +97,8 @@ template <bool BACKWARD> __global__ void __launch_bounds__(JOIN_THREADS) xent_jo
     int64_t i = (int64_t)blockIdx.x * JOIN_LABELS + threadIdx.x / 32, label = b.first + i, count = label_count(a);
     int lane = (int)threadIdx.x % 32;
     if (i >= b.padded) return;
-    if (label >= count) { /* the product over labels goes on to the end of a step */
-        if (!BACKWARD) return;
-        for (int64_t c = lane; c < a.width; c += 32) b.x_scaled[i * a.width + c] = to_bf16(0);
-        if (lane == 0) b.top_k[i] = 0;
+    if (label >= count) {
+        if constexpr (BACKWARD) clear_rows(b, i);
         return;
     }
     label_sum l = join_splits(b, i);
@@ -98,12 +108,13 @@ template <bool BACKWARD> __global__ void __launch_bounds__(JOIN_THREADS) xent_jo
         ((float *)a.log_prob)[label] = log_prob;
         a.argmax[label] = l.best_at;
     }
-    if (!BACKWARD) return;
-    put_rows(b, i, target, l, missing, (float)*a.grad_scale);
-    if (lane) return;
-    b.top_k[i] = (int)l.top_k;
-    if (target >= 0) put_target(b, i, target, l, missing);
-    mark_row(a, label, b.first_label, b.shared_row);
+    if constexpr (BACKWARD) {
+        put_rows(b, i, target, l, missing, (float)*a.grad_scale);
+        if (lane) return;
+        b.top_k[i] = (int)l.top_k;
+        if (target >= 0) put_target(b, i, target, l, missing);
+        mark_row(a, label, b.first_label, b.shared_row);
+    }
 }
 
 /* d_hidden = the sum of d_x [labels, width] over the labels at a row, in order; 0 where there is none. A thread:
@@ -116,11 +127,13 @@ __global__ void __launch_bounds__(JOIN_THREADS)
             c = n % pieces * N;
     if (r >= a.n_hidden) return;
     float sum[N], x[N];
+#pragma unroll
     for (int i = 0; i < N; i++) sum[i] = 0;
     int64_t label = first_label[r], end = label == EMPTY ? label : shared_row[r] ? label_count(a) : label + 1;
     for (; label < end; label++) {
         if (a.row[label] != r) continue;
         load_many<N>(d_x + label * a.width + c, x);
+#pragma unroll
         for (int i = 0; i < N; i++) sum[i] += x[i];
     }
     store_many<N>((T *)a.d_hidden + r * a.width + c, sum);
@@ -167,14 +180,18 @@ static __device__ inline void weight_step(const weight_stage<D> &stage, int ids,
 #pragma unroll
     for (int k = 0; k < STEP_LABELS; k += 16) {
         uint32_t a[2][4], b[4], scale[2];
+#pragma unroll
         for (int h = 0; h < 2; h++) scale[h] = weight_scale(stage, k + h * 8 + 2 * t);
+#pragma unroll
         for (int m = 0; m < 2; m++) {
             ldmatrix_x4_trans(a[m], &stage.e[k + lane / 16 * 8 + lane % 8][ids + m * 16 + lane / 8 % 2 * 8]);
+#pragma unroll
             for (int i = 0; i < 4; i++) a[m][i] = multiply_bf16(a[m][i], scale[i / 2]);
         }
 #pragma unroll
         for (int n = 0; n < D / 16; n += 2) {
             ldmatrix_x4_trans(b, &stage.x[k + lane % 16][columns + n * 8 + lane / 16 * 8]);
+#pragma unroll
             for (int m = 0; m < 2; m++) {
                 mma_bf16(sum[m][n], a[m], b);
                 mma_bf16(sum[m][n + 1], a[m], b + 2);
@@ -194,13 +211,17 @@ template <int D> __global__ void __launch_bounds__(WEIGHT_THREADS) xent_weight_k
     int64_t steps = labels > 0 ? kernel_blocks(labels, STEP_LABELS) : 0;
     weight_stage<D> *mine = stages + group * STAGES;
     float sum[2][D / 16][4];
+#pragma unroll
     for (int m = 0; m < 2; m++)
+#pragma unroll
         for (int n = 0; n < D / 16; n++)
+#pragma unroll
             for (int i = 0; i < 4; i++) sum[m][n][i] = 0;
     auto fetch = [&](int64_t step, int stage) {
         if (step < steps) weight_fetch<D>(b, mine[stage], tile, step * STEP_LABELS, thread);
         copy_async_commit();
     };
+#pragma unroll
     for (int s = 0; s < STAGES - 1; s++) fetch(group + s * GROUPS, s);
     int stage = 0;
     for (int64_t step = group; step < steps; step += GROUPS) {
@@ -214,13 +235,18 @@ template <int D> __global__ void __launch_bounds__(WEIGHT_THREADS) xent_weight_k
     __syncthreads();
     float *room = reinterpret_cast<float *>(stages); /* [m, n, i, thread] */
     if (group == 1)
+#pragma unroll
         for (int m = 0; m < 2; m++)
+#pragma unroll
             for (int n = 0; n < D / 16; n++)
                 for (int i = 0; i < 4; i++) room[((m * (D / 16) + n) * 4 + i) * GROUP_THREADS + thread] = sum[m][n][i];
     __syncthreads();
     if (group == 1) return;
+#pragma unroll
     for (int m = 0; m < 2; m++)
+#pragma unroll
         for (int n = 0; n < D / 16; n++)
+#pragma unroll
             for (int half = 0; half < 2; half++) {
                 int64_t id = tile * TILE + ids + m * 16 + half * 8 + g, c = columns + n * 8 + 2 * t;
                 if (id >= b.a.vocab || c >= b.a.width) continue;

@@ -25,16 +25,21 @@ template <int D>
 static __device__ inline void scan_logits(const bf16 (*x)[D + PAD], const bf16 (*w)[D + PAD], float (&s)[2][8][4])
 {
     int lane = (int)threadIdx.x % 32;
+#pragma unroll
     for (int m = 0; m < 2; m++)
+#pragma unroll
         for (int n = 0; n < 8; n++)
+#pragma unroll
             for (int i = 0; i < 4; i++) s[m][n][i] = 0;
 #pragma unroll
     for (int k = 0; k < D; k += 16) {
         uint32_t a[2][4], b[4];
+#pragma unroll
         for (int m = 0; m < 2; m++) ldmatrix_x4(a[m], &x[m * 16 + lane % 16][k + lane / 16 * 8]);
 #pragma unroll
         for (int n = 0; n < 8; n += 2) {
             ldmatrix_x4(b, &w[n * 8 + lane / 16 * 8 + lane % 8][k + lane / 8 % 2 * 8]);
+#pragma unroll
             for (int m = 0; m < 2; m++) {
                 mma_bf16(s[m][n], a[m], b);
                 mma_bf16(s[m][n + 1], a[m], b + 2);
@@ -50,32 +55,41 @@ static __device__ inline float scan_row(float (&s)[8][4], int half, int first, i
 {
     int t = (int)threadIdx.x % 4;
     float most = -INFINITY;
+#pragma unroll
     for (int n = 0; n < 8; n++) most = fmaxf(most, fmaxf(s[n][2 * half], s[n][2 * half + 1]));
     most = fmaxf(most, __shfl_xor_sync(CUDA_FULL_WARP, most, 1));
     most = fmaxf(most, __shfl_xor_sync(CUDA_FULL_WARP, most, 2));
     if (most > best) { /* rare after the first tiles */
         best = most;
         best_at = INT32_MAX;
+#pragma unroll
         for (int n = 7; n >= 0; n--)
+#pragma unroll
             for (int i = 1; i >= 0; i--)
                 if (s[n][2 * half + i] == most) best_at = first + n * 8 + 2 * t + i;
     }
     int at = target - first; /* of the target in this tile */
     if (at >= 0 && at < TILE)
+#pragma unroll
         for (int n = 0; n < 8; n++)
+#pragma unroll
             for (int i = 0; i < 2; i++)
                 if (at == n * 8 + 2 * t + i) target_logit[label] = s[n][2 * half + i];
     float higher = fmaxf(k, ceilf(most * LOG2_E)), factor = exp2f(k - higher);
     k = higher;
     sum *= factor;
+#pragma unroll
     for (int n = 0; n < 8; n++)
+#pragma unroll
         for (int i = 0; i < 2; i++) {
             float e = exp2f(fmaf(s[n][2 * half + i], LOG2_E, -higher));
             sum += e;
             s[n][2 * half + i] = e;
         }
     if (at >= 0 && at < TILE) /* the target's own part is added where 1 - p is known exactly */
+#pragma unroll
         for (int n = 0; n < 8; n++)
+#pragma unroll
             for (int i = 0; i < 2; i++)
                 if (at == n * 8 + 2 * t + i) s[n][2 * half + i] = 0;
     return factor;
@@ -86,8 +100,11 @@ static __device__ inline void scan_keep(const float (&s)[2][8][4], uint32_t (&p)
                                         bf16 (*room)[TILE + PAD], bf16 *to)
 {
     int lane = (int)threadIdx.x % 32, g = lane / 4, t = lane % 4;
+#pragma unroll
     for (int m = 0; m < 2; m++)
+#pragma unroll
         for (int q = 0; q < 4; q++)
+#pragma unroll
             for (int i = 0; i < 4; i++) {
                 int n = 2 * q + i / 2, half = i % 2;
                 p[m][q][i] = pack_bf16(s[m][n][2 * half], s[m][n][2 * half + 1]);
@@ -111,6 +128,7 @@ static __device__ inline void scan_product(const uint32_t (&p)[2][4][4], const b
         for (int n = 0; n < D / 8; n += 2) {
             uint32_t b[4];
             ldmatrix_x4_trans(b, &w[q * 16 + lane % 16][n * 8 + lane / 16 * 8]);
+#pragma unroll
             for (int m = 0; m < 2; m++) {
                 mma_bf16(o[m][n], p[m][q], b);
                 mma_bf16(o[m][n + 1], p[m][q], b + 2);
@@ -122,8 +140,11 @@ static __device__ inline void scan_write_logits(const xent_block &b, const float
                                                 int64_t count, int64_t column)
 {
     int lane = (int)threadIdx.x % 32, g = lane / 4, t = lane % 4;
+#pragma unroll
     for (int m = 0; m < 2; m++)
+#pragma unroll
         for (int n = 0; n < 8; n++)
+#pragma unroll
             for (int i = 0; i < 4; i++) {
                 int64_t r = label + m * 16 + i / 2 * 8 + g, c = column + n * 8 + 2 * t + i % 2;
                 if (r < count && c < b.a.vocab) ((float *)b.a.logits)[r * b.a.vocab + c] = s[m][n][i];
@@ -141,12 +162,17 @@ static __device__ inline void scan_tile(const xent_block &b, scan_shared<D> &sha
     scan_logits<D>(shared.x + warp * WARP_LABELS, shared.w[buffer], s);
     if (b.a.logits) scan_write_logits(b, s, b.first + row0, count, tile * TILE);
     if ((tile + 1) * TILE > b.a.vocab)
+#pragma unroll
         for (int m = 0; m < 2; m++)
+#pragma unroll
             for (int n = 0; n < 8; n++)
+#pragma unroll
                 for (int i = 0; i < 4; i++)
                     if (tile * TILE + n * 8 + 2 * t + i % 2 >= b.a.vocab) s[m][n][i] = -INFINITY;
     bool moved = false;
+#pragma unroll
     for (int m = 0; m < 2; m++)
+#pragma unroll
         for (int half = 0; half < 2; half++) {
             factor[m][half] = scan_row(s[m], half, (int)tile * TILE, row0 + m * 16 + half * 8 + g,
                                        b.target_logit, rows.k[m][half], rows.sum[m][half],
@@ -155,14 +181,19 @@ static __device__ inline void scan_tile(const xent_block &b, scan_shared<D> &sha
         }
     if (!BACKWARD) return;
     if (t == 0)
+#pragma unroll
         for (int m = 0; m < 2; m++)
+#pragma unroll
             for (int half = 0; half < 2; half++)
                 b.tile_k[tile * b.padded + row0 + m * 16 + half * 8 + g] = (int)rows.k[m][half];
     uint32_t p[2][4][4];
     scan_keep(s, p, shared.e[warp], b.e + (tile * b.padded + row0) * TILE);
     if (__any_sync(CUDA_FULL_WARP, moved))
+#pragma unroll
         for (int m = 0; m < 2; m++)
+#pragma unroll
             for (int n = 0; n < D / 8; n++)
+#pragma unroll
                 for (int i = 0; i < 4; i++) o[m][n][i] *= factor[m][i / 2];
     scan_product<D>(p, shared.w[buffer], o);
 }
@@ -173,7 +204,9 @@ static __device__ inline void scan_finish(const xent_block &b, bf16 (*room)[D + 
                                           scan_rows &rows, const float (&o)[2][D / 8][4])
 {
     int lane = (int)threadIdx.x % 32, g = lane / 4, t = lane % 4;
+#pragma unroll
     for (int m = 0; m < 2; m++)
+#pragma unroll
         for (int half = 0; half < 2; half++) {
             float sum = rows.sum[m][half];
             int at = rows.best_at[m][half];
@@ -187,8 +220,11 @@ static __device__ inline void scan_finish(const xent_block &b, bf16 (*room)[D + 
         }
     if (!BACKWARD) return;
     __syncwarp();
+#pragma unroll
     for (int m = 0; m < 2; m++)
+#pragma unroll
         for (int n = 0; n < D / 8; n++)
+#pragma unroll
             for (int half = 0; half < 2; half++)
                 *reinterpret_cast<uint32_t *>(&room[m * 16 + half * 8 + g][n * 8 + 2 * t]) =
                     pack_bf16(o[m][n][2 * half], o[m][n][2 * half + 1]);
@@ -230,14 +266,18 @@ __global__ void __launch_bounds__(SCAN_THREADS, 2) xent_scan_kernel(xent_block b
     fetch(tile, 0);
     scan_rows rows;
     float o[2][D / 8][4];
+#pragma unroll
     for (int m = 0; m < 2; m++) {
+#pragma unroll
         for (int half = 0; half < 2; half++) {
             int64_t label = b.first + block_first + warp * WARP_LABELS + m * 16 + half * 8 + g;
             rows.k[m][half] = -1e30f, rows.sum[m][half] = 0, rows.best[m][half] = -INFINITY;
             rows.best_at[m][half] = INT32_MAX;
             rows.target[m][half] = label < count ? a.target[label] : -1;
         }
+#pragma unroll
         for (int n = 0; n < D / 8; n++)
+#pragma unroll
             for (int i = 0; i < 4; i++) o[m][n][i] = 0;
     }
     int64_t row0 = block_first + warp * WARP_LABELS;
