@@ -3,6 +3,7 @@
 
 #include "support/test.h"
 
+#include <math.h>
 #include <string.h>
 
 static const int64_t counts[] = {0, 1, 7, 64, 1003, 20011};
@@ -70,8 +71,10 @@ static void swiglu_backward(const op_call *call)
 
 static void advance_forward(const op_call *call)
 {
-    int64_t position[3] = {0, 5, 1000000000000};
+    int64_t start[3] = {0, 5, 1000000000000};
+    int64_t *position = op_lend(call, start, sizeof start);
     call->dev->ops->advance(&call->dev->run, &(advance_args){.batch = 3, .by = 7, .position = position});
+    op_wait(call);
     assert_int_equal(position[0], 7);
     assert_int_equal(position[2], 1000000000007);
 }
@@ -223,8 +226,8 @@ void ops_products(void **state)
                          .V = out,
                          .option = option,
                          .tensor = {{"x", OP_INPUT, n * in},
-                                    {"weight", OP_PARAM, out * in},
-                                    {"bias", option ? OP_PARAM : OP_FIXED, out},
+                                    {"weight", OP_WEIGHT, out * in},
+                                    {"bias", option ? OP_WEIGHT : OP_FIXED, out},
                                     {"y", OP_OUTPUT, n * out}}};
             op_case_check(&c);
         }
@@ -359,9 +362,9 @@ static void check_norms(int64_t rows, int64_t width)
                    .K = width,
                    .tensor = {{"x", OP_INPUT, n},
                               {"weight", OP_PARAM, width},
-                              {"bias", OP_FIXED, width},
+                              {"bias", OP_FIXED, width, .type = OP_PARAMETER},
                               {"y", OP_OUTPUT, n},
-                              {"mean", OP_FIXED, rows},
+                              {"mean", OP_FIXED, rows, .type = OP_STATISTIC},
                               {"rstd", OP_RESULT, rows}}};
     op_case_check(&rms);
     op_case residual = rms;
@@ -411,22 +414,22 @@ void ops_norms(void **state)
 
 /* ---- embedding: vocabulary S, width K ---- */
 static int32_t ids[4 * 200];
+static const uint64_t dropout_key[2] = {11, 3};
 
 static embed_args embed_of(const op_call *call)
 {
-    static const uint64_t key[2] = {11, 3};
     const op_case *c = call->c;
     return (embed_args){.batch = c->B,
                         .length = c->L,
                         .width = c->K,
                         .vocab = c->S,
-                        .id = ids,
+                        .id = op_lend(call, ids, sizeof ids),
                         .weight = call->x[0],
                         .position_weight = c->option ? call->x[1] : NULL,
                         .max_length = c->V,
                         .position = call->x[3],
                         .dropout = c->number,
-                        .key = key,
+                        .key = op_lend(call, dropout_key, sizeof dropout_key),
                         .y = call->x[2],
                         .d_y = call->d[2],
                         .d_weight = call->d[0],
@@ -465,7 +468,7 @@ void ops_embedding(void **state)
                          .option = option,
                          .number = option ? 0.3 : 0,
                          .tensor = {{"weight", OP_PARAM, S * K},
-                                    {"positions", option ? OP_PARAM : OP_FIXED, V * K},
+                                    {"positions", option ? OP_PARAM : OP_FIXED, V * K, .type = OP_PARAMETER},
                                     {"y", OP_OUTPUT, B * L * K},
                                     {"position", OP_INT, B, .ints = position}}};
             op_case_check(&c);
@@ -475,27 +478,26 @@ void ops_embedding(void **state)
 /* ---- head and cross-entropy: labels B, rows L, width K, vocabulary V ---- */
 enum { LABELS_MOST = 1400 };
 static int32_t targets[LABELS_MOST], best[LABELS_MOST];
-static int64_t label_rows[LABELS_MOST];
+static int64_t label_rows[LABELS_MOST], label_count;
+static const double gradient_scale = 0.25;
 
 static xent_args xent_of(const op_call *call)
 {
-    static const double scale = 0.25;
-    static int64_t count;
     const op_case *c = call->c;
-    count = c->B - 1;
+    label_count = c->B - 1;
     return (xent_args){.labels = c->B,
-                       .count = c->option ? &count : NULL,
+                       .count = c->option ? op_lend(call, &label_count, sizeof label_count) : NULL,
                        .n_hidden = c->L,
                        .width = c->K,
                        .vocab = c->V,
                        .hidden = call->x[0],
                        .weight = call->x[1],
-                       .row = label_rows,
-                       .target = targets,
+                       .row = op_lend(call, label_rows, (size_t)c->B * sizeof *label_rows),
+                       .target = op_lend(call, targets, (size_t)c->B * sizeof *targets),
                        .log_prob = call->x[2],
-                       .argmax = best,
+                       .argmax = op_lend(call, best, (size_t)c->B * sizeof *best),
                        .logits = call->x[3],
-                       .grad_scale = &scale,
+                       .grad_scale = op_lend(call, &gradient_scale, sizeof gradient_scale),
                        .d_hidden = call->d[0],
                        .d_weight = call->d[1]};
 }
@@ -506,16 +508,14 @@ static void xent_sizes(const op_case *c, device *dev, kernel_sizes *sizes)
     dev->ops->xent_sizes(&dev->run, &a, sizes);
 }
 
-static void check_best(const xent_args *a, const device *dev, int64_t count)
+/* The arg-max is the first largest of the logits. */
+static void check_best(const op_call *call, const xent_args *a, int64_t count)
 {
     for (int64_t i = 0; i < count; i++)
         for (int64_t v = 0; v < a->vocab; v++) {
-            const void *z = a->logits;
             int64_t at = i * a->vocab;
-            double x = dev->element == 4 ? ((const float *)z)[at + v] : ((const double *)z)[at + v];
-            double top =
-                dev->element == 4 ? ((const float *)z)[at + best[i]] : ((const double *)z)[at + best[i]];
-            assert_true(v < best[i] ? x < top : x <= top);
+            double x = op_get(call, 3, at + v), top = op_get(call, 3, at + a->argmax[i]);
+            assert_true(v < a->argmax[i] ? x < top : x <= top);
         }
 }
 
@@ -524,16 +524,17 @@ static void check_best(const xent_args *a, const device *dev, int64_t count)
 static void xent_forward(const op_call *call)
 {
     xent_args a = xent_of(call);
-    int64_t count = a.count ? *a.count : a.labels;
     for (int64_t i = 0; i < a.labels; i++) {
-        if (call->dev->element == 4)
-            ((float *)call->d[2])[i] = -0.25f, ((float *)call->x[2])[i] = 0;
+        op_set(call, 2, i, 0);
+        if (call->dev->stat_element == 4)
+            ((float *)call->d[2])[i] = -0.25f;
         else
-            ((double *)call->d[2])[i] = -0.25, ((double *)call->x[2])[i] = 0;
+            ((double *)call->d[2])[i] = -0.25;
     }
-    memset(a.logits, 0, (size_t)(a.labels * a.vocab) * call->dev->element);
+    memset(a.logits, 0, (size_t)(a.labels * a.vocab) * op_bytes(call, 3));
     call->dev->ops->xent_forward(&call->dev->run, &a);
-    check_best(&a, call->dev, count);
+    op_wait(call);
+    check_best(call, &a, a.count ? label_count : a.labels);
 }
 
 static void xent_backward(const op_call *call)
@@ -564,72 +565,107 @@ void ops_head(void **state)
                      .V = vocab,
                      .option = i == 2,
                      .tensor = {{"hidden", OP_INPUT, rows * width},
-                                {"weight", OP_PARAM, vocab * width},
-                                {"log_prob", OP_OUTPUT, labels},
+                                {"weight", OP_WEIGHT, vocab * width},
+                                {"log_prob", OP_OUTPUT, labels, .type = OP_STATISTIC},
                                 {"logits", OP_RESULT, labels * vocab}}};
         op_case_check(&c);
     }
 }
 
 /* ---- optimiser and reductions ---- */
+typedef struct optimiser_case {
+    adamw_scalars scalars;
+    double total, norm;
+} optimiser_case;
+
 static void adamw_forward(const op_call *call)
 {
     const op_case *c = call->c;
-    adamw_scalars scalars = {.lr = 0.01, .beta1 = 0.9, .beta2 = 0.99, .eps = 1e-8, .weight_decay = 0.1};
-    double total = 0, norm = 0;
-    size_t bytes = (size_t)c->L * call->dev->element;
+    optimiser_case begin = {
+        .scalars = {.lr = 0.01, .beta1 = 0.9, .beta2 = 0.99, .eps = 1e-8, .weight_decay = 0.1}};
+    optimiser_case *o = op_lend(call, &begin, sizeof begin);
+    size_t bytes = (size_t)c->L * call->dev->param_element;
     memcpy(call->x[4], call->x[0], bytes);
     memset(call->x[2], 0, bytes);
     memset(call->x[3], 0, bytes);
     call->dev->ops->sum_squares(&call->dev->run,
-                                &(reduce_args){.count = c->L, .x = call->x[1], .out = &total});
-    call->dev->ops->clip(
-        &call->dev->run,
-        &(clip_args){
-            .sum_squares = &total, .average = 0.5, .limit = 0.3, .norm = &norm, .scalars = &scalars});
-    assert_true(c->L == 0 || norm > 0);
-    for (int step = 1; step <= 3; step++) {
-        scalars.step = step;
+                                &(reduce_args){.count = c->L, .x = call->x[1], .out = &o->total});
+    call->dev->ops->clip(&call->dev->run, &(clip_args){.sum_squares = &o->total,
+                                                       .average = 0.5,
+                                                       .limit = 0.3,
+                                                       .norm = &o->norm,
+                                                       .scalars = &o->scalars});
+    op_wait(call);
+    assert_true(c->L == 0 || o->norm > 0);
+    for (int step = 1; step <= 4; step++) {
+        o->scalars.step = step;
+        o->scalars.bad_step = step == 4 ? 4 : 0; /* the last changes nothing */
         call->dev->ops->adamw(&call->dev->run, &(adamw_args){.count = c->L,
                                                              .param = call->x[4],
                                                              .m = call->x[2],
                                                              .v = call->x[3],
+                                                             .copy = call->x[5],
                                                              .grad = call->x[1],
                                                              .decayed = c->option ? (c->L + 1) / 2 : 0,
-                                                             .copy = call->x[5],
-                                                             .scalars = &scalars});
+                                                             .scalars = &o->scalars});
+        op_wait(call);
     }
 }
+
+/* A norm or a loss that is not finite is noted, once. */
+static void clip_forward(const op_call *call)
+{
+    static const double totals[] = {4, NAN, INFINITY, 4, 4}, losses[] = {1, 1, 1, NAN, -INFINITY};
+    for (int i = 0; i < 5; i++) {
+        optimiser_case begin = {.scalars = {.step = 7}, .total = totals[i], .norm = losses[i]};
+        optimiser_case *o = op_lend(call, &begin, sizeof begin);
+        clip_args a = {.sum_squares = &o->total, .average = 1, .loss = &o->norm, .scalars = &o->scalars};
+        call->dev->ops->clip(&call->dev->run, &a);
+        op_wait(call);
+        assert_true(o->scalars.bad_step == (i ? 7 : 0) && (i || o->scalars.grad_scale == 1));
+        o->scalars.step = 8;
+        call->dev->ops->clip(&call->dev->run, &a);
+        op_wait(call);
+        assert_true(o->scalars.bad_step == (i ? 7 : 0));
+    }
+}
+
+typedef struct reduce_case {
+    double squares, sum;
+    int64_t first;
+} reduce_case;
 
 static void reduce_forward(const op_call *call)
 {
     const op_case *c = call->c;
-    double squares = 3, sum = 1;
-    int64_t first = 77;
+    reduce_case begin = {3, 1, 77};
+    reduce_case *r = op_lend(call, &begin, sizeof begin);
     const device_ops *ops = call->dev->ops;
-    reduce_args a = {.count = c->L, .x = call->x[0], .out = &squares, .first = &first};
+    reduce_args a = {.count = c->L,
+                     .x = call->x[0],
+                     .out = &r->squares,
+                     .first = &r->first,
+                     .activations = (int)c->option};
     ops->sum_squares(&call->dev->run, &a);
     ops->nonfinite(&call->dev->run, &a);
-    assert_int_equal(first, -1);
-    a.out = &sum;
+    a.out = &r->sum;
     ops->sum(&call->dev->run, &a);
+    op_wait(call);
+    assert_int_equal(r->first, -1);
     double want_squares = 3, want_sum = 1;
     for (int64_t i = 0; i < c->L; i++) {
-        double x = call->dev->element == 4 ? ((float *)call->x[0])[i] : ((double *)call->x[0])[i];
+        double x = op_get(call, 0, i);
         want_squares += x * x;
         want_sum += x;
     }
-    double slack = call->dev->element == 4 ? 1e-6 : 1e-13;
-    assert_true(squares - want_squares < slack * want_squares &&
-                want_squares - squares < slack * want_squares);
-    assert_true(sum - want_sum < slack * want_squares && want_sum - sum < slack * want_squares);
+    double slack = call->dev->stat_element == 4 ? 1e-6 : 1e-13;
+    assert_true(fabs(r->squares - want_squares) < slack * want_squares);
+    assert_true(fabs(r->sum - want_sum) < slack * want_squares);
     for (int64_t at = c->L - 1; at >= 0; at -= c->L / 7 + 1) {
-        if (call->dev->element == 4)
-            ((float *)call->x[0])[at] = at % 2 ? __builtin_nanf("") : -__builtin_inff();
-        else
-            ((double *)call->x[0])[at] = at % 2 ? __builtin_nan("") : __builtin_inf();
+        op_set(call, 0, at, at % 2 ? NAN : -INFINITY);
         ops->nonfinite(&call->dev->run, &a);
-        assert_int_equal(first, at);
+        op_wait(call);
+        assert_int_equal(r->first, at);
     }
 }
 
@@ -644,19 +680,24 @@ void ops_optimiser(void **state)
                          .forward = adamw_forward,
                          .L = n,
                          .option = decay,
-                         .tensor = {{"before", OP_FIXED, n},
-                                    {"grad", OP_FIXED, n},
+                         .tensor = {{"before", OP_FIXED, n, .type = OP_PARAMETER},
+                                    {"grad", OP_FIXED, n, .type = OP_PARAMETER},
                                     {"m", OP_RESULT, n},
                                     {"v", OP_RESULT, n},
                                     {"param", OP_RESULT, n},
-                                    {"copy", OP_RESULT, n}}};
+                                    {"copy", OP_RESULT, n, .type = OP_ACTIVATION}}};
             op_case_check(&c);
         }
-        op_case c = {.family = "reduce",
-                     .note = "",
-                     .forward = reduce_forward,
-                     .L = n,
-                     .tensor = {{"x", OP_FIXED, n}}};
-        op_case_check(&c);
+        for (int64_t activations = 0; activations < 2; activations++) {
+            op_case c = {.family = "reduce",
+                         .note = activations ? "activations" : "parameters",
+                         .forward = reduce_forward,
+                         .L = n,
+                         .option = activations,
+                         .tensor = {{"x", OP_FIXED, n, .type = activations ? OP_ACTIVATION : OP_PARAMETER}}};
+            op_case_check(&c);
+        }
     }
+    op_case c = {.family = "clip", .note = "not finite", .forward = clip_forward};
+    op_case_check(&c);
 }

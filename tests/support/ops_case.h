@@ -1,6 +1,6 @@
 /* Cases for the operations of the device table: one description serves comparison against the double
  * reference, finite differences, reruns with other thread counts, splitting with carried state, and
- * causality. */
+ * causality. Programs built with BLURRY_TEST_CUDA check the CUDA tables with the same cases. */
 #ifndef BLURRY_TEST_OPS_CASE_H
 #define BLURRY_TEST_OPS_CASE_H
 #include "device/device.h"
@@ -8,6 +8,7 @@
 typedef enum op_role {
     OP_INPUT,   /* differentiable; its gradient is overwritten */
     OP_PARAM,   /* differentiable; its gradient is added to */
+    OP_WEIGHT,  /* the same, but read in the type of activations: weights and biases of products */
     OP_FIXED,   /* an input without gradient */
     OP_OUTPUT,  /* compared, and given a random gradient */
     OP_RESULT,  /* compared only */
@@ -15,6 +16,15 @@ typedef enum op_role {
     OP_BYTES,   /* notes of forward for backward, as large as `sizes` says */
     OP_INT      /* int64 values, an input */
 } op_role;
+
+/* The three types of kernel.h; they differ on CUDA alone. */
+typedef enum op_type {
+    OP_BY_ROLE, /* inputs, outputs, fixed and weights: activations; parameters; results and carried:
+                   statistics */
+    OP_ACTIVATION,
+    OP_PARAMETER,
+    OP_STATISTIC
+} op_type;
 
 enum { OP_TENSORS = 20 };
 
@@ -25,6 +35,7 @@ typedef struct op_tensor {
     int64_t per_token; /* elements per token where the tensor is [1, length, ...]; 0: not by token */
     double low, high;  /* range of random values; both 0: -1 .. 1 */
     const int64_t *ints;
+    op_type type;
 } op_tensor;
 
 typedef struct op_case op_case;
@@ -51,6 +62,16 @@ struct op_case {
     double tolerance; /* multiple of the type's unit; 0: the default */
     op_tensor tensor[OP_TENSORS];
 };
+
+/* Memory that the device can see, holding `data`, until the case is over; on the CPU `data` itself. */
+void *op_lend(const op_call *call, const void *data, size_t bytes);
+/* Waits until what the device wrote can be read. */
+void op_wait(const op_call *call);
+/* Element k of tensor i, whatever its type. */
+double op_get(const op_call *call, int i, int64_t k);
+void op_set(const op_call *call, int i, int64_t k, double value);
+/* Bytes of one element of tensor i, and of its gradient. */
+size_t op_bytes(const op_call *call, int i);
 
 /* Pointer to token `first` of tensor i. */
 void *op_at(const op_call *call, int i);

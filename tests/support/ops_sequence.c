@@ -60,7 +60,7 @@ void ops_rope(void **state)
                          .option = table,
                          .tensor = {{"x", OP_INPUT, n, H * K},
                                     {"y", OP_OUTPUT, n, H * K},
-                                    {"table", OP_FIXED, L * (K / 2) * 2},
+                                    {"table", OP_FIXED, L * (K / 2) * 2, .type = OP_STATISTIC},
                                     {"position", OP_INT, B, .ints = far}}};
             op_case_check(&c);
         }
@@ -121,7 +121,7 @@ void ops_convolution(void **state)
                                     {"weight", OP_PARAM, K * S},
                                     {"y", OP_OUTPUT, n, K},
                                     {"carried", OP_CARRIED, carried},
-                                    {"state_in", OP_FIXED, carried}}};
+                                    {"state_in", OP_FIXED, carried, .type = OP_STATISTIC}}};
             op_case_check(&c);
         }
 }
@@ -153,7 +153,7 @@ static attention_args attention_of(const op_call *call)
     if (call->carry) {
         a.cache_k = call->x[5];
         a.cache_v = call->x[6];
-        a.position = &position;
+        a.position = op_lend(call, &position, sizeof position);
     }
     return a;
 }
@@ -205,7 +205,7 @@ static void check_attention(int64_t B, int64_t L, int64_t window, int64_t H, int
                             {"k", OP_INPUT, NK, G * K},
                             {"v", OP_INPUT, NV, G * V},
                             {"o", OP_OUTPUT, B * L * H * V, H * V},
-                            {"lse", OP_FIXED, B * H * L},
+                            {"lse", OP_FIXED, B * H * L, .type = OP_STATISTIC},
                             {"cache_k", OP_CARRIED, B * capacity * G * K},
                             {"cache_v", OP_CARRIED, B * capacity * G * V}}};
     op_case_check(&c);
@@ -297,7 +297,7 @@ static void check_gla(int64_t B, int64_t L, int64_t H, int64_t K, int64_t V, dou
                             [OUT] = {"o", OP_OUTPUT, N * V, H * V},
                             [SAVED] = {"saved", OP_BYTES},
                             [CARRY] = {"state", OP_CARRIED, size},
-                            [BEFORE] = {"state_in", OP_FIXED, size}}};
+                            [BEFORE] = {"state_in", OP_FIXED, size, .type = OP_STATISTIC}}};
     op_case_check(&c);
 }
 
@@ -381,7 +381,7 @@ static void check_slots(int64_t B, int64_t L, int64_t H, int64_t K, int64_t V, i
                             [OUT] = {"o", OP_OUTPUT, N * V, H * V},
                             [SAVED] = {"saved", OP_BYTES},
                             [CARRY] = {"state", OP_CARRIED, size},
-                            [BEFORE] = {"state_in", OP_FIXED, size}}};
+                            [BEFORE] = {"state_in", OP_FIXED, size, .type = OP_STATISTIC}}};
     op_case_check(&c);
 }
 
@@ -429,7 +429,7 @@ static void check_slots_gate(int64_t B, int64_t L, int64_t S, double reach)
                  .tensor = {{"s", OP_INPUT, n, S, -reach, reach},
                             {"g", OP_OUTPUT, n, S},
                             {"z", OP_CARRIED, B * S, .low = -INFINITY},
-                            {"z_in", OP_FIXED, B * S}}};
+                            {"z_in", OP_FIXED, B * S, .type = OP_STATISTIC}}};
     op_case_check(&c);
 }
 
@@ -515,7 +515,7 @@ static void check_gdn(int64_t B, int64_t L, int64_t H, int64_t K, int64_t V, dou
                             [OUT] = {"o", OP_OUTPUT, N * V, H * V},
                             [SAVED] = {"saved", OP_BYTES},
                             [CARRY] = {"state", OP_CARRIED, size},
-                            [BEFORE] = {"state_in", OP_FIXED, size},
+                            [BEFORE] = {"state_in", OP_FIXED, size, .type = OP_STATISTIC},
                             [BETA] = {"beta", OP_INPUT, N, H, 0.01, 0.99}}};
     op_case_check(&c);
 }
@@ -642,7 +642,7 @@ void ops_ssm(void **state)
                                     {"y", OP_OUTPUT, n, K},
                                     {"saved", OP_BYTES},
                                     {"state", OP_CARRIED, size},
-                                    {"state_in", OP_FIXED, size}}};
+                                    {"state_in", OP_FIXED, size, .type = OP_STATISTIC}}};
             op_case_check(&c);
         }
 }

@@ -22,7 +22,8 @@ static void creation_refuses_nonsense(void **state)
     device_destroy(&dev);
 }
 
-int main(void)
+/* test_ops [PATTERN]: only the families whose names match. */
+int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(creation_refuses_nonsense),
@@ -41,5 +42,6 @@ int main(void)
         cmocka_unit_test(ops_ssm),
         cmocka_unit_test(coverage),
     };
+    if (argc > 1) cmocka_set_test_filter(argv[1]);
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

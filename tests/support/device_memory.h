@@ -1,0 +1,10 @@
+/* Memory that both a device and the test can read and write. On a GPU it is managed memory; wait for the
+ * device before touching it. */
+#ifndef BLURRY_TEST_DEVICE_MEMORY_H
+#define BLURRY_TEST_DEVICE_MEMORY_H
+#include "device/device.h"
+
+void *test_device_memory(const device *dev, size_t bytes); /* NULL: none left */
+void test_device_free(const device *dev, void *memory);
+
+#endif
