@@ -48,7 +48,7 @@ if(BLURRY_HAVE_CUDA)
     CUDA_VISIBILITY_PRESET hidden)
   target_include_directories(blurry_cuda_objects PRIVATE ${CMAKE_SOURCE_DIR}/include ${CMAKE_SOURCE_DIR}/src
     ${RANDOM123_INCLUDE})
-  target_compile_definitions(blurry_cuda_objects PRIVATE BLURRY_BUILD)
+  target_compile_definitions(blurry_cuda_objects PRIVATE BLURRY_BUILD R123_USE_SSE=0 R123_USE_AES_NI=0)
   # Host code without the C++ library, so that C programs link it.
   target_compile_options(blurry_cuda_objects PRIVATE -Werror=all-warnings
     "SHELL:-Xcompiler -fno-exceptions,-fno-rtti,-fno-threadsafe-statics")

@@ -4,6 +4,12 @@
 #define BLURRY_TEST_DEVICE_MEMORY_H
 #include "device/device.h"
 
+#ifdef BLURRY_TEST_CUDA
+enum { TEST_ON_CUDA = 1 };
+#else
+enum { TEST_ON_CUDA = 0 };
+#endif
+
 void *test_device_memory(const device *dev, size_t bytes); /* NULL: none left */
 void test_device_free(const device *dev, void *memory);
 

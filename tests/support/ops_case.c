@@ -493,7 +493,6 @@ static void check_table(const op_case *c, const run_of_case *truth, blurry_dtype
     }
 }
 
-#ifdef BLURRY_TEST_CUDA
 /* One type on the GPU: the truth has the very inputs that the type can hold. */
 static void check_cuda(const op_case *c, blurry_dtype dtype)
 {
@@ -514,15 +513,9 @@ static void check_cuda(const op_case *c, blurry_dtype dtype)
     check_splits(c, dtype, CUDA);
     check_causality(c, dtype, CUDA);
 }
-#endif
 
-void op_case_check(const op_case *c)
+static void check_cpu(const op_case *c)
 {
-#ifdef BLURRY_TEST_CUDA
-    lent_bytes = 0;
-    check_cuda(c, BLURRY_F32);
-    check_cuda(c, BLURRY_BF16);
-#else
     run_of_case truth = start(c, BLURRY_F64, -1, 1);
     run_all(&truth, c);
     for (int isa = -1; isa < CPU_ISA_COUNT; isa++) {
@@ -531,5 +524,15 @@ void op_case_check(const op_case *c)
     }
     finish(&truth, c);
     if (c->backward) check_finite_differences(c);
-#endif
+}
+
+void op_case_check(const op_case *c)
+{
+    lent_bytes = 0;
+    if (TEST_ON_CUDA) {
+        check_cuda(c, BLURRY_F32);
+        check_cuda(c, BLURRY_BF16);
+    } else {
+        check_cpu(c);
+    }
 }
