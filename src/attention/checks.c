@@ -69,18 +69,18 @@ blurry_status attn_check_offsets(const blurry_attn_plan *plan, const int64_t *of
 
 blurry_status attn_check_states(const blurry_attn_plan *plan, const void *states, const int64_t *offsets)
 {
-    if (!states) return BLURRY_OK;
+    if (!states || plan->cuda) return BLURRY_OK; /* in device memory: checked there */
     for (int64_t b = 0; b < plan->shape.batch; b++) {
         char name[48];
-        attn_state_header header;
+        bla_state_header header;
         snprintf(name, sizeof name, "state_in[%lld]", (long long)b);
         STATUS_TRY(
             attn_state_check(plan, (const char *)states + (size_t)b * plan->layout.bytes, name, &header));
         int64_t count = offsets ? offsets[b + 1] - offsets[b] : plan->desc.length;
-        if (count > ATTN_POSITION_MAX - header.position)
+        if (count > BLA_POSITION_MAX - header.position)
             return status_fail(BLURRY_E_INVALID,
                                "%s has position %lld: %lld more tokens pass the last position, %lld", name,
-                               (long long)header.position, (long long)count, (long long)ATTN_POSITION_MAX);
+                               (long long)header.position, (long long)count, (long long)BLA_POSITION_MAX);
     }
     return BLURRY_OK;
 }

@@ -69,9 +69,9 @@ static blurry_status check_types(blurry_attn_desc *d)
     if (d->reference)
         return status_fail(BLURRY_E_UNSUPPORTED,
                            "reference is 1 on the cuda device: the reference kernels run on the cpu");
-    if (d->fold > ATTN_CUDA_FOLD_MAX)
+    if (d->fold > BLA_STEP_CUDA_FOLD)
         return status_fail(BLURRY_E_INVALID, "fold is %lld: give 0 to %d on the cuda device",
-                           (long long)d->fold, ATTN_CUDA_FOLD_MAX);
+                           (long long)d->fold, BLA_STEP_CUDA_FOLD);
     return BLURRY_OK;
 }
 

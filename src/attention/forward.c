@@ -13,7 +13,7 @@ typedef struct tensor_bytes {
 static tensor_bytes tensor_sizes(const blurry_attn_plan *plan, int64_t n)
 {
     const bla_shape *s = &plan->shape;
-    size_t e = plan->element, B = (size_t)s->batch, slots = (size_t)(s->Hkv * s->S) * e;
+    size_t e = plan->element, B = (size_t)s->batch, slots = (size_t)(s->Hkv * s->S) * plan->state_element;
     return (tensor_bytes){.q = (size_t)(n * s->H * s->Dk) * e,
                           .k = (size_t)(n * s->Hkv * s->Dk) * e,
                           .v = (size_t)(n * s->Hkv * s->Dv) * e,
@@ -36,6 +36,7 @@ static size_t settled_bytes(const blurry_attn_plan *plan)
 
 size_t attn_prefix_bytes(const blurry_attn_plan *plan)
 {
+    if (plan->cuda) return attn_cuda_prefix_bytes(plan);
     size_t settled = plan->step.fold > 1 ? size_mul((size_t)plan->shape.batch, settled_bytes(plan)) : 0;
     return size_add(sequences_bytes(plan), settled);
 }
@@ -54,7 +55,7 @@ const bla_sequence *attn_prepare(const blurry_attn_plan *plan, const int64_t *of
     int64_t L = plan->desc.length;
     int pending = 0;
     for (int64_t b = 0; b < plan->shape.batch; b++) {
-        attn_state_header header = {0};
+        bla_state_header header = {0};
         if (state_in) memcpy(&header, (const char *)state_in + (size_t)b * l->bytes, sizeof header);
         pending |= header.position > header.empty_at;
         sequences[b].first = offsets ? offsets[b] : b * L;
@@ -69,7 +70,7 @@ const bla_sequence *attn_prepare(const blurry_attn_plan *plan, const int64_t *of
     char *room = settle_into ? (char *)settle_into + l->k : (char *)workspace + sequences_bytes(plan);
     size_t apart = settle_into ? l->bytes : settled_bytes(plan);
     for (int64_t b = 0; b < plan->shape.batch; b++) {
-        attn_state_header header;
+        bla_state_header header;
         memcpy(&header, states + (size_t)b * l->bytes, sizeof header);
         bla_step_sequence view = attn_state_view(plan, states + (size_t)b * l->bytes, &header);
         char *to = room + (size_t)b * apart;
@@ -115,6 +116,7 @@ static blurry_status check_forward(const blurry_attn_plan *plan, const blurry_at
 blurry_status blurry_attn_forward(const blurry_attn_plan *plan, const blurry_attn_forward_args *args)
 {
     STATUS_TRY(check_forward(plan, args));
+    if (plan->cuda) return attn_cuda_forward(plan, args);
     const attn_layout *l = &plan->layout;
     bla_forward call = {.n_sequences = plan->shape.batch,
                         .q = args->q,
@@ -154,20 +156,20 @@ static blurry_status check_backward(const blurry_attn_plan *plan, const blurry_a
     STATUS_TRY(check_pair("d_k_state_out", a->d_k_state_out, "d_v_state_out", a->d_v_state_out));
     STATUS_TRY(check_pair("d_k_state_in", a->d_k_state_in, "d_v_state_in", a->d_v_state_in));
     tensor_bytes size = tensor_sizes(plan, n);
-    size_t e = plan->element, periods = (size_t)plan->shape.Hkv * sizeof(double);
+    size_t e = plan->element, f = plan->state_element, periods = (size_t)plan->shape.Hkv * sizeof(double);
     const attn_range ranges[] = {{"q", a->q, size.q, e, 1, 0},
                                  {"k", a->k, size.k, e, 1, 0},
                                  {"v", a->v, size.v, e, 1, 0},
                                  {"d_o", a->d_o, size.o, e, 1, 0},
                                  {"state_in", a->state_in, size.states, 64, 0, 0},
                                  {"saved", a->saved, plan->saved_bytes, 64, 0, 0},
-                                 {"d_k_state_out", a->d_k_state_out, size.k_slots, e, 0, 0},
-                                 {"d_v_state_out", a->d_v_state_out, size.v_slots, e, 0, 0},
+                                 {"d_k_state_out", a->d_k_state_out, size.k_slots, f, 0, 0},
+                                 {"d_v_state_out", a->d_v_state_out, size.v_slots, f, 0, 0},
                                  {"d_q", a->d_q, size.q, e, 1, 1},
                                  {"d_k", a->d_k, size.k, e, 1, 1},
                                  {"d_v", a->d_v, size.v, e, 1, 1},
-                                 {"d_k_state_in", a->d_k_state_in, size.k_slots, e, 0, 1},
-                                 {"d_v_state_in", a->d_v_state_in, size.v_slots, e, 0, 1},
+                                 {"d_k_state_in", a->d_k_state_in, size.k_slots, f, 0, 1},
+                                 {"d_v_state_in", a->d_v_state_in, size.v_slots, f, 0, 1},
                                  {"d_period", a->d_period, periods, sizeof(double), 0, 1},
                                  {"d_period_abs", a->d_period_abs, periods, sizeof(double), 0, 1},
                                  {"workspace", a->workspace, plan->backward_bytes, 64, 1, 1}};
@@ -184,6 +186,7 @@ static bla_slots dense_slots(const bla_shape *s, const void *k, const void *v)
 blurry_status blurry_attn_backward(const blurry_attn_plan *plan, const blurry_attn_backward_args *args)
 {
     STATUS_TRY(check_backward(plan, args));
+    if (plan->cuda) return attn_cuda_backward(plan, args);
     bla_backward call = {.n_sequences = plan->shape.batch,
                          .q = args->q,
                          .k = args->k,

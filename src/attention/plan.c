@@ -87,7 +87,7 @@ static void set_layout(blurry_attn_plan *p)
     const bla_step_shape *s = &p->step;
     size_t e = p->element, slots = size_mul((size_t)s->Hkv, (size_t)s->S), rings = (size_t)(s->Hkv * s->fold);
     attn_layout *l = &p->layout;
-    l->k = size_align(sizeof(attn_state_header));
+    l->k = size_align(sizeof(bla_state_header));
     l->v = size_add(l->k, size_align(size_mul(slots, (size_t)s->Dk * e)));
     l->ring_k = size_add(l->v, size_align(size_mul(slots, (size_t)s->Dv * e)));
     l->ring_v = size_add(l->ring_k, size_align(size_mul(rings, (size_t)s->Dk * e)));
@@ -128,7 +128,8 @@ static blurry_status set_sizes(blurry_attn_plan *p)
     p->saved_bytes = size_align(p->kernel->saved_bytes(s));
     /* sequences and, to find a state given twice, their addresses */
     size_t step_prefix = size_align(size_of(s->batch, sizeof(bla_step_sequence) + sizeof(void *)));
-    p->step_bytes = size_align(size_add(step_prefix, p->step_kernel->workspace(&p->step)));
+    p->step_bytes = 64; /* on CUDA: nothing but an address */
+    if (!p->cuda) p->step_bytes = size_align(size_add(step_prefix, p->step_kernel->workspace(&p->step)));
     const struct {
         const char *what;
         size_t bytes;
@@ -142,17 +143,26 @@ static blurry_status set_sizes(blurry_attn_plan *p)
     return BLURRY_OK;
 }
 
+static size_t element_bytes(blurry_dtype dtype)
+{
+    return dtype == BLURRY_F64 ? sizeof(double) : dtype == BLURRY_F32 ? sizeof(float) : 2;
+}
+
 static blurry_status build(blurry_attn_plan *p, const blurry_attn_desc *desc)
 {
     STATUS_TRY(attn_desc_resolve(desc, &p->desc));
-    if (p->desc.device == BLURRY_DEVICE_CUDA)
-        return status_fail(BLURRY_E_UNSUPPORTED, "device is cuda: this build has the cpu only");
     if (p->desc.fold == 0) p->desc.fold = FOLD_DEFAULT;
-    p->element = p->desc.dtype == BLURRY_F32 ? sizeof(float) : sizeof(double);
+    p->element = element_bytes(p->desc.dtype);
+    p->state_element = p->desc.device == BLURRY_DEVICE_CUDA ? sizeof(float) : p->element;
     STATUS_TRY(check_extent(p));
     STATUS_TRY(set_periods(p));
     STATUS_TRY(set_step(p));
     set_shape(p);
+    if (p->desc.device == BLURRY_DEVICE_CUDA) {
+        STATUS_TRY(attn_cuda_build(p));
+        STATUS_TRY(set_sizes(p));
+        return p->kernel->prepare(&p->shape, &p->tables);
+    }
     set_layout(p);
     cpu_isa isa = cpu_isa_select();
     p->kernel = p->desc.reference ? bla_kernel_reference(p->desc.dtype) : bla_kernel_fast(p->desc.dtype, isa);
@@ -183,6 +193,7 @@ void blurry_attn_plan_destroy(blurry_attn_plan **plan)
     if (!plan || !*plan) return;
     blurry_attn_plan *p = *plan;
     if (p->kernel && p->tables) p->kernel->release(p->tables);
+    attn_cuda_close(p);
     free(p->period);
     free(p->wish);
     free(p->raised);

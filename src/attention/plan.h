@@ -4,11 +4,8 @@
 #include "blurry/attention.h"
 #include "kernels/blurry/blurry.h"
 #include "kernels/blurry_step/blurry_step.h"
-
-/* Positions stay exact in double. */
-#define ATTN_POSITION_MAX ((int64_t)1 << 53)
-/* Tokens a CUDA state keeps beside its slots at most: their weights lie in shared memory. */
-enum { ATTN_CUDA_FOLD_MAX = 32 };
+#include "kernels/blurry_step/cuda.h"
+#include "kernels/blurry_step/state.h"
 
 /* Where the parts of a state lie, in bytes from its start; each is aligned to 64. */
 typedef struct attn_layout {
@@ -23,7 +20,10 @@ struct blurry_attn_plan {
     bla_step_shape step;
     const bla_step_kernel *step_kernel;
     attn_layout layout;
-    size_t element;
+    size_t element;            /* bytes of a tensor's element */
+    size_t state_element;      /* of a gradient of slots; on CUDA float for every type */
+    const bla_step_cuda *cuda; /* NULL: a plan for the CPU */
+    bla_step_cuda_shape cuda_step;
     uint64_t fingerprint;
     size_t forward_bytes, backward_bytes, step_bytes, saved_bytes;
     double *period;     /* [Hkv] raised to S */
@@ -34,18 +34,6 @@ struct blurry_attn_plan {
     int64_t *visible;   /* [n_periods, S] */
     double *sines;      /* [4 * padded] */
 };
-
-/* The head of a state's bytes. `checksum` covers the fields before it. */
-typedef struct attn_state_header {
-    char magic[8];
-    uint32_t version;
-    uint32_t header_bytes;
-    uint64_t fingerprint; /* of everything that decides the meaning of the bytes */
-    int64_t position;     /* tokens seen */
-    int64_t empty_at;     /* the position at which no token was pending */
-    uint64_t reserved[2]; /* 0 */
-    uint64_t checksum;
-} attn_state_header;
 
 /* Checks a descriptor and fills in the defaults. */
 blurry_status attn_desc_resolve(const blurry_attn_desc *desc, blurry_attn_desc *resolved);
@@ -70,11 +58,13 @@ blurry_status attn_check_states(const blurry_attn_plan *plan, const void *states
 
 /* Header of a state of this plan, or BLURRY_E_INVALID/BLURRY_E_FORMAT naming what is wrong. */
 blurry_status attn_state_check(const blurry_attn_plan *plan, const void *state, const char *name,
-                               attn_state_header *header);
+                               bla_state_header *header);
+blurry_status attn_header_check(const blurry_attn_plan *plan, const bla_state_header *header,
+                                const char *name);
 void attn_state_write_header(const blurry_attn_plan *plan, void *state, int64_t position, int64_t empty_at);
 /* The pointers into a state, for the kernels. */
 bla_step_sequence attn_state_view(const blurry_attn_plan *plan, const void *state,
-                                  const attn_state_header *header);
+                                  const bla_state_header *header);
 uint64_t attn_fingerprint(const blurry_attn_plan *plan);
 
 /* Bytes at the start of a forward or backward workspace: sequences [B], then slots [B] for states with tokens
@@ -85,5 +75,19 @@ size_t attn_prefix_bytes(const blurry_attn_plan *plan);
  * workspace. */
 const bla_sequence *attn_prepare(const blurry_attn_plan *plan, const int64_t *offsets, const void *state_in,
                                  void *settle_into, void *workspace, bla_slots *in);
+
+/* ---- plans for CUDA (cuda.c); arguments are checked by the caller as on the CPU ---- */
+blurry_status attn_cuda_build(blurry_attn_plan *plan);
+void attn_cuda_close(blurry_attn_plan *plan);
+size_t attn_cuda_prefix_bytes(const blurry_attn_plan *plan);
+blurry_status attn_cuda_forward(const blurry_attn_plan *plan, const blurry_attn_forward_args *args);
+blurry_status attn_cuda_backward(const blurry_attn_plan *plan, const blurry_attn_backward_args *args);
+blurry_status attn_cuda_step(const blurry_attn_plan *plan, const blurry_attn_step_args *args);
+blurry_status attn_cuda_states_init(const blurry_attn_plan *plan, void *states, int64_t count,
+                                    blurry_stream stream);
+blurry_status attn_cuda_state_set(const blurry_attn_plan *plan, void *state, int64_t position,
+                                  const void *k_slots, const void *v_slots);
+blurry_status attn_cuda_state_get(const blurry_attn_plan *plan, const void *state, int64_t *position,
+                                  void *k_slots, void *v_slots);
 
 #endif

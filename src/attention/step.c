@@ -83,10 +83,10 @@ static blurry_status open_states(const blurry_attn_plan *plan, const blurry_attn
 {
     for (int64_t i = 0; i < a->count; i++) {
         char name[48];
-        attn_state_header header;
+        bla_state_header header;
         snprintf(name, sizeof name, "%s[%lld]", a->states ? "states" : "state_batch", (long long)i);
         STATUS_TRY(attn_state_check(plan, state_of(plan, a, i), name, &header));
-        if (header.position >= ATTN_POSITION_MAX)
+        if (header.position >= BLA_POSITION_MAX)
             return status_fail(BLURRY_E_INVALID, "%s has position %lld: no token can follow it", name,
                                (long long)header.position);
         sequences[i] = attn_state_view(plan, state_of(plan, a, i), &header);
@@ -97,6 +97,7 @@ static blurry_status open_states(const blurry_attn_plan *plan, const blurry_attn
 blurry_status blurry_attn_step(const blurry_attn_plan *plan, const blurry_attn_step_args *args)
 {
     STATUS_TRY(check_step(plan, args));
+    if (plan->cuda) return attn_cuda_step(plan, args);
     bla_step_sequence *sequences = args->workspace;
     uintptr_t *addresses = (uintptr_t *)(sequences + plan->shape.batch);
     STATUS_TRY(open_states(plan, args, sequences));

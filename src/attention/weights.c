@@ -11,12 +11,12 @@ blurry_status blurry_weights(int64_t modes, double period, int64_t start, int64_
         return status_fail(BLURRY_E_INVALID, "modes is %lld: give 1 to %lld", (long long)modes, 1LL << 24);
     if (!isfinite(period) || period < 0)
         return status_fail(BLURRY_E_INVALID, "period is %g: give a finite number of at least 0", period);
-    if (start < 0 || start > ATTN_POSITION_MAX)
+    if (start < 0 || start > BLA_POSITION_MAX)
         return status_fail(BLURRY_E_INVALID, "start is %lld: give 0 to %lld", (long long)start,
-                           (long long)ATTN_POSITION_MAX);
-    if (count < 0 || count > ATTN_POSITION_MAX - start)
+                           (long long)BLA_POSITION_MAX);
+    if (count < 0 || count > BLA_POSITION_MAX - start)
         return status_fail(BLURRY_E_INVALID, "count is %lld: positions end at %lld", (long long)count,
-                           (long long)ATTN_POSITION_MAX);
+                           (long long)BLA_POSITION_MAX);
     if (!weights && count > 0)
         return status_fail(BLURRY_E_INVALID, "weights is NULL: give count * (2*modes-1) numbers");
     int64_t S = 2 * modes - 1;

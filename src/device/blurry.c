@@ -9,6 +9,7 @@ blurry_status device_blurry_plan(device *dev, const blurry_attn_desc *desc, blur
     d.dtype = dev->dtype;
     if (d.threads == 0) d.threads = dev->threads;
     d.reference = dev->reference;
+    d.device = dev->kind == DEVICE_CUDA ? BLURRY_DEVICE_CUDA : BLURRY_DEVICE_CPU;
     return blurry_attn_plan_create(plan, &d);
 }
 
@@ -40,7 +41,8 @@ void device_blurry_forward(device *dev, const blurry_args *a)
                                      .state_out = a->state_out,
                                      .saved = a->saved,
                                      .workspace = dev->run.scratch,
-                                     .workspace_bytes = dev->run.scratch_bytes};
+                                     .workspace_bytes = dev->run.scratch_bytes,
+                                     .stream = dev->run.stream};
     note(dev, blurry_attn_forward(a->plan, &args));
 }
 
@@ -58,7 +60,8 @@ void device_blurry_backward(device *dev, const blurry_args *a)
                                       .d_v = a->d_v,
                                       .d_period = a->d_period,
                                       .workspace = dev->run.scratch,
-                                      .workspace_bytes = dev->run.scratch_bytes};
+                                      .workspace_bytes = dev->run.scratch_bytes,
+                                      .stream = dev->run.stream};
     note(dev, blurry_attn_backward(a->plan, &args));
 }
 
@@ -69,8 +72,14 @@ void device_blurry_step(device *dev, const blurry_step_args *a)
                                   .k = a->k,
                                   .v = a->v,
                                   .o = a->o,
-                                  .states = a->states,
+                                  .state_batch = a->states,
                                   .workspace = dev->run.scratch,
-                                  .workspace_bytes = dev->run.scratch_bytes};
+                                  .workspace_bytes = dev->run.scratch_bytes,
+                                  .stream = dev->run.stream};
     note(dev, blurry_attn_step(a->plan, &args));
+}
+
+void device_blurry_states_init(device *dev, const blurry_attn_plan *plan, void *states, int64_t count)
+{
+    note(dev, blurry_attn_states_init(plan, states, count, dev->run.stream));
 }

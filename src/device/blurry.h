@@ -27,7 +27,7 @@ typedef struct blurry_step_args {
     int64_t count;
     const void *q, *k, *v; /* [count, H, Dk], ... */
     void *o;
-    void *const *states;
+    void *states; /* [count] one after another */
 } blurry_step_args;
 
 #endif

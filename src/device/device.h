@@ -129,6 +129,7 @@ void device_blurry_sizes(device *dev, const blurry_attn_plan *plan,
 void device_blurry_forward(device *dev, const blurry_args *a);
 void device_blurry_backward(device *dev, const blurry_args *a);
 void device_blurry_step(device *dev, const blurry_step_args *a);
+void device_blurry_states_init(device *dev, const blurry_attn_plan *plan, void *states, int64_t count);
 
 #ifdef __cplusplus
 }

@@ -73,15 +73,13 @@ static blurry_args blurry_core(const mixer_pass *p, const blurry_tensors *t)
 /* One token against carried states: the operator's decode form. */
 static void blurry_one_token(const mixer_pass *p, const blurry_tensors *t)
 {
-    size_t bytes = blurry_attn_state_bytes(p->layer->plan);
-    for (int64_t b = 0; b < p->B; b++) p->layer->states[b] = t->carried + (size_t)b * bytes;
     device_blurry_step(p->layer->dev, &(blurry_step_args){.plan = p->layer->plan,
                                                           .count = p->B,
                                                           .q = t->s.out[STREAM_Q],
                                                           .k = t->s.out[STREAM_K],
                                                           .v = t->s.out[STREAM_V],
                                                           .o = t->o,
-                                                          .states = p->layer->states});
+                                                          .states = t->carried});
 }
 
 static void blurry_forward(const mixer_pass *p)
@@ -163,8 +161,6 @@ static blurry_status blurry_prepare(mixer_layer *layer)
     void *memory;
     STATUS_TRY(memory_alloc(&memory, (size_t)layer->batch + 1, sizeof(int64_t), "offsets of blurry"));
     layer->offsets = memory;
-    STATUS_TRY(memory_alloc(&memory, (size_t)layer->batch, sizeof(void *), "states of blurry"));
-    layer->states = memory;
     STATUS_TRY(memory_alloc(&memory, 2 * (size_t)c->heads_kv, sizeof(double), "periods of blurry"));
     layer->host_values = memory;
     if (!c->learned_period) return blurry_make_plan(layer, c->period);
@@ -195,15 +191,9 @@ static blurry_status blurry_refresh(mixer_layer *layer)
 static blurry_status blurry_state_init(const mixer_pass *p)
 {
     blurry_tensors t;
-    void *host;
-    size_t bytes = blurry_attn_state_bytes(p->layer->plan);
     blurry_layout(p, &t);
-    STATUS_TRY(memory_alloc(&host, 1, bytes, "state of blurry"));
-    blurry_status status = blurry_attn_state_init(p->layer->plan, host);
-    for (int64_t b = 0; b < p->B && status == BLURRY_OK; b++)
-        status = device_upload(p->layer->dev, t.carried + (size_t)b * bytes, host, bytes);
-    memory_free(host);
-    return status;
+    device_blurry_states_init(p->layer->dev, p->layer->plan, t.carried, p->B);
+    return BLURRY_OK;
 }
 
 /* Periods from `period`, or else from `resolution`, each one number or one per key/value head. */

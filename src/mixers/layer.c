@@ -39,7 +39,6 @@ void mixer_layer_release(mixer_layer *layer)
     if (layer->rope_table) device_free(layer->dev, layer->rope_table);
     blurry_attn_plan_destroy(&layer->plan);
     memory_free(layer->offsets);
-    memory_free(layer->states);
     memory_free(layer->host_values);
     mixer_config_release(&layer->config);
     memset(layer, 0, sizeof *layer);

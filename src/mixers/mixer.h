@@ -95,7 +95,6 @@ typedef struct mixer_layer {
     int threads;            /* for its plans; 0: the device's */
     blurry_attn_plan *plan; /* blurry; made anew when a learned period has moved */
     int64_t *offsets;       /* blurry: [batch + 1] in host memory */
-    void **states;          /* blurry: [batch] pointers into carried states */
     double *host_values;    /* blurry: [2 heads_kv] */
 } mixer_layer;
 
