@@ -46,8 +46,9 @@ typedef struct blurry_progress {
     double seconds;           /* of this process, since the run was set up */
     double eta_seconds;       /* to the last step, evaluations and checkpoints included; NaN before known */
     const blurry_metrics *metrics; /* BLURRY_EVENT_EVAL, else NULL */
-    const char *reason; /* BLURRY_EVENT_END: steps, stop_at, patience, cancelled or non_finite; else NULL */
-    const char *json;   /* the line just written to log.jsonl, without newline; NULL when there is none */
+    const char
+        *reason; /* BLURRY_EVENT_END: steps, stop_at, patience, give_up, cancelled or non_finite; else NULL */
+    const char *json; /* the line just written to log.jsonl, without newline; NULL when there is none */
 } blurry_progress;
 
 /* Called from the training thread. Returning anything but 0 ends the run with a checkpoint and

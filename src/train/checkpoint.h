@@ -21,7 +21,7 @@ typedef struct run_state {
     int64_t unimproved;     /* evaluations since the best */
     int64_t evaluated_step; /* of `metrics`; 0 before any */
     blurry_metrics metrics; /* the latest evaluation */
-    char end[16];           /* why the run is over: steps, stop_at, patience; "" while it is not */
+    char end[16];           /* why the run is over: steps, stop_at, patience, give_up; "" while it is not */
     char data[65];          /* fingerprint of the task's data */
 } run_state;
 

@@ -56,6 +56,17 @@ static double watched(const run *r)
                                                              : r->state.metrics.accuracy;
 }
 
+/* The rule looks at this run's own past alone, so it does not matter when and where the run was carried out.
+ */
+static int hopeless(const run *r, const struct settings *s)
+{
+    const blurry_trainer *t = r->trainer;
+    if (s->give_up_after <= 0 || t->step >= t->schedule.steps ||
+        (double)t->step < s->give_up_after * (double)t->schedule.steps)
+        return 0;
+    return t->info.metric_descends ? r->state.best > s->give_up_below : r->state.best < s->give_up_below;
+}
+
 static blurry_status evaluate(run *r)
 {
     const struct settings *s = settings_values(r->trainer->settings);
@@ -76,6 +87,8 @@ static blurry_status evaluate(run *r)
         strcpy(state->end, "stop_at");
     else if (s->patience > 0 && state->unimproved >= s->patience)
         strcpy(state->end, "patience");
+    else if (hopeless(r, s))
+        strcpy(state->end, "give_up");
     STATUS_TRY(run_report_eval(r, improved));
     if (improved) STATUS_TRY(save_best(r));
     r->window_start += run_now() - begin; /* tokens per second speaks of training alone */

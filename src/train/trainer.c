@@ -60,22 +60,30 @@ static blurry_status make_parts(blurry_trainer *t, const struct settings *s)
     return BLURRY_OK;
 }
 
-static blurry_status trainer_init(blurry_trainer *t, const blurry_settings *settings)
+blurry_status trainer_steps(const struct settings *s, const blurry_task_info *info, int64_t *steps)
 {
-    const struct settings *s = settings_values(settings);
     if (s->batch % s->accumulate)
         return status_fail(BLURRY_E_INVALID, "accumulate is %lld: it must divide batch (%lld)",
                            (long long)s->accumulate, (long long)s->batch);
+    if (info->samples[BLURRY_TRAIN] < 1 || info->samples[BLURRY_VAL] < 1)
+        return status_fail(BLURRY_E_INVALID,
+                           "task %s has %lld training and %lld validation samples: it needs both", info->name,
+                           (long long)info->samples[BLURRY_TRAIN], (long long)info->samples[BLURRY_VAL]);
+    *steps = count_steps(s, info->samples[BLURRY_TRAIN]);
+    if (*steps < 1)
+        return status_fail(BLURRY_E_INVALID, "epochs is %lld: too many steps", (long long)s->epochs);
+    schedule ignored;
+    return schedule_init(&ignored, s, *steps);
+}
+
+static blurry_status trainer_init(blurry_trainer *t, const blurry_settings *settings)
+{
+    const struct settings *s = settings_values(settings);
+    int64_t steps;
     STATUS_TRY(blurry_task_create(&t->task, settings));
     blurry_task_describe(t->task, &t->info);
-    if (t->info.samples[BLURRY_TRAIN] < 1 || t->info.samples[BLURRY_VAL] < 1)
-        return status_fail(
-            BLURRY_E_INVALID, "task %s has %lld training and %lld validation samples: it needs both",
-            t->info.name, (long long)t->info.samples[BLURRY_TRAIN], (long long)t->info.samples[BLURRY_VAL]);
+    STATUS_TRY(trainer_steps(s, &t->info, &steps));
     STATUS_TRY(trainer_resolve(settings, t->task, &t->settings));
-    int64_t steps = count_steps(s, t->info.samples[BLURRY_TRAIN]);
-    if (steps < 1)
-        return status_fail(BLURRY_E_INVALID, "epochs is %lld: too many steps", (long long)s->epochs);
     STATUS_TRY(schedule_init(&t->schedule, s, steps));
     STATUS_TRY(make_parts(t, s));
     STATUS_TRY(trainer_make_model(t->settings, t->part_size, 1, &t->model));

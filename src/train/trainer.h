@@ -43,6 +43,9 @@ struct blurry_trainer {
  */
 blurry_status trainer_resolve(const blurry_settings *settings, const blurry_task *task,
                               blurry_settings **resolved);
+/* Optimiser steps of a run with these settings. Refuses what no run can have: a batch that cannot be split, a
+ * task without samples, too many steps, a warm-up longer than the run. */
+blurry_status trainer_steps(const struct settings *s, const blurry_task_info *info, int64_t *steps);
 /* A model for these resolved settings with memory for `batch` sequences. */
 blurry_status trainer_make_model(const blurry_settings *resolved, int64_t batch, int training,
                                  blurry_model **model);
