@@ -9,9 +9,6 @@
 #include <stdio.h>
 #include <string.h>
 
-/* Scratch that every operation without a sizes slot may count on. */
-enum { SCRATCH_AT_LEAST = 1 << 16 };
-
 /* ---- the CPU ---- */
 static void cpu_destroy(device *dev)
 {
@@ -106,7 +103,7 @@ blurry_status device_create(device **dev, const device_options *options)
     blurry_status status = d->kind == DEVICE_CPU ? cpu_open(d, options) : device_cuda_open(d, options);
     d->run.threads = d->threads;
     d->run.element = d->element;
-    if (status == BLURRY_OK) status = device_reserve(d, SCRATCH_AT_LEAST);
+    if (status == BLURRY_OK) status = device_reserve(d, d->kind == DEVICE_CUDA ? KERNEL_SCRATCH_CUDA : KERNEL_SCRATCH_CPU);
     if (status != BLURRY_OK) device_destroy(&d);
     *dev = d;
     return status;

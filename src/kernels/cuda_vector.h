@@ -8,8 +8,6 @@
 #include "kernels/cuda.h"
 #include "kernels/kernel.h"
 
-/* Bytes of run->scratch that an operation without a sizes slot may count on, on a CUDA device. */
-enum { CUDA_SCRATCH_AT_LEAST = 16 << 20 };
 /* Blocks of the first stage of a sum over rows: two for every multiprocessor of the largest chip. */
 enum { CUDA_PARTS = 264 };
 
@@ -142,7 +140,7 @@ static inline void column_sums(cudaStream_t stream, const R *part, int64_t parts
 /* Blocks for a first stage that has `most` pieces of work and leaves `columns` sums per block. */
 static inline int64_t parts_for(int64_t most, int64_t columns)
 {
-    int64_t room = CUDA_SCRATCH_AT_LEAST / kernel_max(1, columns * (int64_t)sizeof(float));
+    int64_t room = KERNEL_SCRATCH_CUDA / kernel_max(1, columns * (int64_t)sizeof(float));
     return kernel_max(1, kernel_min(most, kernel_min(CUDA_PARTS, room)));
 }
 

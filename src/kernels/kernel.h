@@ -39,6 +39,9 @@ typedef struct kernel_sizes {
     size_t state;   /* carried state, where one call continues another */
 } kernel_sizes;
 
+/* Bytes of run->scratch that every operation without a sizes slot may count on: on the CPU, on CUDA. */
+enum { KERNEL_SCRATCH_CPU = 1 << 16, KERNEL_SCRATCH_CUDA = 16 << 20 };
+
 /* Opens the definition of one variant of an operation: prototype and head. For sources that include
  * variant.h. */
 #define KERNEL(name, args)                                                                                   \

@@ -232,7 +232,7 @@ template <typename T, int N> static void embed_tokens(const kernel_run *run, emb
     char *scratch = (char *)run->scratch;
     size_t list = kernel_round64((size_t)s.n * sizeof(int32_t)),
            starts = kernel_round64((size_t)(vocab + 1) * sizeof(int32_t));
-    int64_t room = (CUDA_SCRATCH_AT_LEAST - (int64_t)(list + starts)) / (2 * width * (int64_t)sizeof(float));
+    int64_t room = (KERNEL_SCRATCH_CUDA - (int64_t)(list + starts)) / (2 * width * (int64_t)sizeof(float));
     s.order = (int32_t *)scratch, s.start = (int32_t *)(scratch + list);
     s.per_segment = kernel_max(SEGMENT_LEAST, kernel_blocks(s.n, kernel_max(1, room)));
     s.segments = kernel_blocks(s.n, s.per_segment);
