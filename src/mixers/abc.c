@@ -56,8 +56,8 @@ static mixer_layout abc_layout(const mixer_pass *p, abc_tensors *t)
     t->clamped = mixer_take(p, &m.saved, rows, slots);
     t->gate = mixer_take(p, &m.saved, rows, slots);
     if (p->keep) t->d_gate = mixer_take(p, &m.work, rows, slots);
-    t->carried_z = mixer_take(p, &m.state, p->B, slots);
-    t->carried = mixer_take(p, &m.state, p->B * slots, c->dim_k + c->dim_v);
+    t->carried_z = mixer_take_statistics(p, &m.state, p->B, slots);
+    t->carried = mixer_take_statistics(p, &m.state, p->B * slots, c->dim_k + c->dim_v);
     kernel_sizes need = {0};
     slots_args core = abc_core(p, t);
     mixer_ops(p)->slots_sizes(mixer_run(p), &core, &need);
@@ -137,7 +137,7 @@ static blurry_status abc_state_init(const mixer_pass *p)
     abc_tensors t;
     abc_layout(p, &t);
     int64_t count = p->B * p->layer->config.heads * p->layer->config.slots;
-    size_t element = p->layer->dev->element;
+    size_t element = p->layer->dev->stat_element;
     void *host;
     STATUS_TRY(memory_alloc(&host, (size_t)count, element, "state of abc"));
     for (int64_t i = 0; i < count; i++) {

@@ -5,9 +5,9 @@
 
 #include "base/memory.h"
 #include "mixers/parts.h"
+#include "mixers/values.h"
 
 #include <math.h>
-#include <string.h>
 
 /* One head's queries and keys, [L, Dk] each. */
 typedef struct head_streams {
@@ -21,14 +21,7 @@ static blurry_status read_head(device *dev, const void *from, int64_t L, int64_t
 {
     for (int64_t t = 0; t < L; t++) {
         const char *row = (const char *)from + (size_t)(t * stride + first) * dev->element;
-        double *out = to + t * dim;
-        STATUS_TRY(device_download(dev, out, row, (size_t)dim * dev->element));
-        if (dev->element == sizeof(double)) continue;
-        for (int64_t i = dim - 1; i >= 0; i--) { /* from the end: in place */
-            float value;
-            memcpy(&value, (const char *)out + (size_t)i * sizeof value, sizeof value);
-            out[i] = value;
-        }
+        STATUS_TRY(values_read_activations(dev, row, dim, to + t * dim));
     }
     return BLURRY_OK;
 }
@@ -116,8 +109,6 @@ blurry_status mixer_attention_map(const mixer_pass *p, int64_t head, double *wei
     if (head < 0 || head >= c->heads)
         return status_fail(BLURRY_E_INVALID, "head is %lld: give 0 to %lld", (long long)head,
                            (long long)c->heads - 1);
-    if (p->layer->dev->element != sizeof(float) && p->layer->dev->element != sizeof(double))
-        return status_fail(BLURRY_E_UNSUPPORTED, "precision is bf16: attention weights need f32 or f64");
     void *memory = NULL;
     STATUS_TRY(memory_alloc(&memory, (size_t)p->L, 2 * (size_t)c->dim_k * sizeof(double), "attention map"));
     head_streams s = {p->L, c->dim_k, memory, (double *)memory + p->L * c->dim_k};

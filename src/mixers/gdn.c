@@ -63,7 +63,7 @@ static mixer_layout gdn_layout(const mixer_pass *p, gdn_tensors *t)
         t->d_beta = mixer_take(p, &m.work, rows, c->heads);
         t->d_gate = mixer_take(p, &m.work, rows, c->heads);
     }
-    t->carried = mixer_take(p, &m.state, p->B * key, c->dim_v);
+    t->carried = mixer_take_statistics(p, &m.state, p->B * key, c->dim_v);
     kernel_sizes need = {0};
     gdn_args core = gdn_core(p, t);
     mixer_ops(p)->gdn_sizes(mixer_run(p), &core, &need);

@@ -57,7 +57,7 @@ static mixer_layout gla_layout(const mixer_pass *p, gla_tensors *t)
         t->d_gate = mixer_take(p, &m.work, rows, key);
         t->d_rank = mixer_take(p, &m.work, rows, GLA_RANK);
     }
-    t->carried = mixer_take(p, &m.state, p->B * key, c->dim_v);
+    t->carried = mixer_take_statistics(p, &m.state, p->B * key, c->dim_v);
     kernel_sizes need = {0};
     gla_args core = gla_core(p, t);
     mixer_ops(p)->gla_sizes(mixer_run(p), &core, &need);
@@ -80,8 +80,8 @@ static linear_args gla_second_map(const mixer_pass *p, const gla_tensors *t)
                          .in = GLA_RANK,
                          .out = c->heads * c->dim_k,
                          .x = t->rank,
-                         .weight = p->layer->parameter[MIXER_GK2],
-                         .bias = p->layer->parameter[MIXER_GK2_BIAS],
+                         .weight = p->layer->weight[MIXER_GK2],
+                         .bias = p->layer->weight[MIXER_GK2_BIAS],
                          .y = t->logit,
                          .d_y = t->d_gate,
                          .d_x = t->d_rank,

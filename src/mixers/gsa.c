@@ -51,7 +51,7 @@ static mixer_layout gsa_layout(const mixer_pass *p, gsa_tensors *t)
     t->logit = mixer_take(p, &m.saved, rows, slots);
     t->gate = mixer_take(p, &m.saved, rows, slots);
     t->o = mixer_take(p, &m.saved, rows, value);
-    t->rstd = mixer_take(p, &m.saved, rows, 1);
+    t->rstd = mixer_take_statistics(p, &m.saved, rows, 1);
     t->activated = mixer_take(p, &m.work, rows, value);
     t->normed = mixer_take(p, &m.work, rows, value);
     if (p->keep) {
@@ -59,7 +59,7 @@ static mixer_layout gsa_layout(const mixer_pass *p, gsa_tensors *t)
         t->d_o = mixer_take(p, &m.work, rows, value);
         t->d_normed = mixer_take(p, &m.work, rows, value);
     }
-    t->carried = mixer_take(p, &m.state, p->B * slots, c->dim_k + c->dim_v);
+    t->carried = mixer_take_statistics(p, &m.state, p->B * slots, c->dim_k + c->dim_v);
     kernel_sizes need = {0};
     slots_args core = gsa_core(p, t);
     mixer_ops(p)->slots_sizes(mixer_run(p), &core, &need);

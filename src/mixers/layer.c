@@ -19,7 +19,7 @@ static blurry_status prepare_rope(mixer_layer *layer)
 {
     const mixer_config *c = &layer->config;
     if (!c->rope) return BLURRY_OK;
-    size_t bytes = size_mul(size_of(layer->length, (size_t)c->dim_k), layer->dev->element);
+    size_t bytes = size_mul(size_of(layer->length, (size_t)c->dim_k), layer->dev->stat_element);
     STATUS_TRY(device_alloc(layer->dev, bytes, &layer->rope_table));
     layer->dev->ops->rope_table(&layer->dev->run, &(rope_args){.length = layer->length,
                                                                .dim = c->dim_k,

@@ -90,6 +90,8 @@ typedef struct mixer_layer {
     int64_t batch, length; /* most sequences of a pass, most tokens of a sequence in one pass */
     int64_t capacity;      /* softmax, swa: tokens that a carried state can hold */
     void *parameter[MIXER_PARAMETER_COUNT]; /* NULL: this mixer has none */
+    const void
+        *weight[MIXER_PARAMETER_COUNT]; /* the same as linear maps read it, in the type of activations */
     void *gradient[MIXER_PARAMETER_COUNT];
     void *rope_table;       /* for passes that start at position 0 */
     int threads;            /* for its plans; 0: the device's */
@@ -113,9 +115,9 @@ typedef struct mixer_pass {
     const int64_t *position; /* [B] in device memory: tokens seen before this call; NULL: all 0 */
     void *state; /* carried state, read and brought up to date; NULL: starts empty and is not kept */
     void *saved, *work;
-    const void *x; /* [B, L, d] */
-    void *y;       /* [B, L, d] */
-    int add;       /* y += instead of y = */
+    const void *x;        /* [B, L, d] */
+    void *y;              /* [B, L, d] */
+    const void *residual; /* [B, L, d] added to y; NULL: none */
     const void *d_y;
     void *d_x; /* overwritten */
 } mixer_pass;

@@ -25,6 +25,11 @@ void *mixer_take(const mixer_pass *p, mixer_cursor *cursor, int64_t rows, int64_
     return mixer_take_bytes(cursor, size_mul(size_of(rows, (size_t)width), p->layer->dev->element));
 }
 
+void *mixer_take_statistics(const mixer_pass *p, mixer_cursor *cursor, int64_t rows, int64_t width)
+{
+    return mixer_take_bytes(cursor, size_mul(size_of(rows, (size_t)width), p->layer->dev->stat_element));
+}
+
 void *mixer_take_kernel(const mixer_pass *p, mixer_layout *m, const kernel_sizes *need)
 {
     if (need->scratch > m->scratch) m->scratch = need->scratch;
@@ -44,12 +49,10 @@ void mixer_add_parameter(mixer_parameter_list *list, mixer_parameter slot, const
 void mixer_linear(const mixer_pass *p, mixer_parameter weight, const void *x, int64_t in, int64_t out,
                   void *y)
 {
-    mixer_ops(p)->linear_forward(mixer_run(p), &(linear_args){.rows = mixer_rows(p),
-                                                              .in = in,
-                                                              .out = out,
-                                                              .x = x,
-                                                              .weight = p->layer->parameter[weight],
-                                                              .y = y});
+    mixer_ops(p)->linear_forward(
+        mixer_run(p),
+        &(linear_args){
+            .rows = mixer_rows(p), .in = in, .out = out, .x = x, .weight = p->layer->weight[weight], .y = y});
 }
 
 void mixer_linear_backward(const mixer_pass *p, mixer_parameter weight, const void *x, const void *d_y,
@@ -59,11 +62,65 @@ void mixer_linear_backward(const mixer_pass *p, mixer_parameter weight, const vo
                                                                .in = in,
                                                                .out = out,
                                                                .x = x,
-                                                               .weight = p->layer->parameter[weight],
+                                                               .weight = p->layer->weight[weight],
                                                                .d_y = d_y,
                                                                .d_x = d_x,
                                                                .add_d_x = add,
                                                                .d_weight = p->layer->gradient[weight]});
+}
+
+/* ---- several maps at once ---- */
+static int follows(const void *first, const void *next, int64_t index, int64_t elements, size_t element)
+{
+    return (const char *)next == (const char *)first + (size_t)(index * elements) * element;
+}
+
+/* Whether one call serves all maps, forward or backward. */
+static int maps_together(const mixer_pass *p, const mixer_maps *m, int backward)
+{
+    const mixer_layer *layer = p->layer;
+    const device *dev = layer->dev;
+    for (int i = 1; i < m->count; i++) {
+        int64_t weights = m->out[0] * m->in, values = mixer_rows(p) * m->out[0];
+        const void *from = backward ? m->d_y[0] : m->y[0], *to = backward ? m->d_y[i] : m->y[i];
+        if (m->out[i] != m->out[0] || !follows(from, to, i, values, dev->element) ||
+            !follows(layer->weight[m->weight[0]], layer->weight[m->weight[i]], i, weights, dev->element))
+            return 0;
+        if (backward && !follows(layer->gradient[m->weight[0]], layer->gradient[m->weight[i]], i, weights,
+                                 dev->param_element))
+            return 0;
+    }
+    return 1;
+}
+
+void mixer_maps_forward(const mixer_pass *p, const mixer_maps *m, const void *x)
+{
+    int together = maps_together(p, m, 0);
+    for (int i = 0; i < (together ? 1 : m->count); i++)
+        mixer_ops(p)->linear_forward(mixer_run(p), &(linear_args){.rows = mixer_rows(p),
+                                                                  .in = m->in,
+                                                                  .out = m->out[i],
+                                                                  .maps = together ? m->count : 1,
+                                                                  .x = x,
+                                                                  .weight = p->layer->weight[m->weight[i]],
+                                                                  .y = m->y[i]});
+}
+
+void mixer_maps_backward(const mixer_pass *p, const mixer_maps *m, const void *x, void *d_x, int add)
+{
+    int together = maps_together(p, m, 1);
+    for (int i = 0; i < (together ? 1 : m->count); i++)
+        mixer_ops(p)->linear_backward(mixer_run(p),
+                                      &(linear_args){.rows = mixer_rows(p),
+                                                     .in = m->in,
+                                                     .out = m->out[i],
+                                                     .maps = together ? m->count : 1,
+                                                     .x = x,
+                                                     .weight = p->layer->weight[m->weight[i]],
+                                                     .d_y = m->d_y[i],
+                                                     .d_x = d_x,
+                                                     .add_d_x = add || i > 0,
+                                                     .d_weight = p->layer->gradient[m->weight[i]]});
 }
 
 void mixer_output(const mixer_pass *p, const void *o, int64_t in)
@@ -72,9 +129,9 @@ void mixer_output(const mixer_pass *p, const void *o, int64_t in)
                                                               .in = in,
                                                               .out = p->layer->config.width,
                                                               .x = o,
-                                                              .weight = p->layer->parameter[MIXER_O],
-                                                              .y = p->y,
-                                                              .add = p->add});
+                                                              .weight = p->layer->weight[MIXER_O],
+                                                              .residual = p->residual,
+                                                              .y = p->y});
 }
 
 void mixer_output_backward(const mixer_pass *p, const void *o, int64_t in, void *d_o)
@@ -98,7 +155,7 @@ void mixer_gated_layout(const mixer_pass *p, mixer_layout *m, mixer_gated *g)
     *g = (mixer_gated){0};
     g->o = mixer_take(p, &m->saved, rows, value);
     g->gate = mixer_take(p, &m->saved, rows, value);
-    g->rstd = mixer_take(p, &m->saved, rows, c->heads);
+    g->rstd = mixer_take_statistics(p, &m->saved, rows, c->heads);
     g->normed = mixer_take(p, &m->work, rows, value);
     if (!p->keep) return;
     g->d_normed = mixer_take(p, &m->work, rows, value);

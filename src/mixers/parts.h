@@ -17,8 +17,9 @@ typedef struct mixer_layout {
 
 mixer_layout mixer_layout_begin(const mixer_pass *p);
 void mixer_layout_sizes(const mixer_layout *m, mixer_sizes *sizes);
-/* rows * width activations, aligned to 64 bytes; sizes that overflow become SIZE_MAX. */
+/* rows * width activations, or statistics, aligned to 64 bytes; sizes that overflow become SIZE_MAX. */
 void *mixer_take(const mixer_pass *p, mixer_cursor *cursor, int64_t rows, int64_t width);
+void *mixer_take_statistics(const mixer_pass *p, mixer_cursor *cursor, int64_t rows, int64_t width);
 void *mixer_take_bytes(mixer_cursor *cursor, size_t bytes);
 /* What a core operation asked for: its notes for backward (NULL unless p->keep), and its scratch. */
 void *mixer_take_kernel(const mixer_pass *p, mixer_layout *m, const kernel_sizes *need);
@@ -46,6 +47,18 @@ void mixer_linear(const mixer_pass *p, mixer_parameter weight, const void *x, in
 /* Adds to the weight's gradient; writes d_x, or adds to it. */
 void mixer_linear_backward(const mixer_pass *p, mixer_parameter weight, const void *x, const void *d_y,
                            int64_t in, int64_t out, void *d_x, int add);
+/* Several maps of the same x: in one call where they have one shape and their tensors lie one after another.
+ */
+typedef struct mixer_maps {
+    int count;
+    const mixer_parameter *weight; /* [count] */
+    int64_t in;
+    const int64_t *out;     /* [count] */
+    void *const *y;         /* [count] */
+    const void *const *d_y; /* [count] */
+} mixer_maps;
+void mixer_maps_forward(const mixer_pass *p, const mixer_maps *maps, const void *x);
+void mixer_maps_backward(const mixer_pass *p, const mixer_maps *maps, const void *x, void *d_x, int add);
 /* y (+)= Wo o, the end of every forward; d_o and Wo's gradient from d_y, the start of every backward. */
 void mixer_output(const mixer_pass *p, const void *o, int64_t in);
 void mixer_output_backward(const mixer_pass *p, const void *o, int64_t in, void *d_o);
@@ -59,7 +72,7 @@ typedef struct mixer_streams {
     void *out[STREAMS];     /* what the mixer's core reads */
     void *carried[STREAMS]; /* the convolution's state, in and out; NULL: none */
     void *d_out[STREAMS];   /* backward: the core writes them */
-    void *d_raw;
+    void *d_raw[STREAMS];
 } mixer_streams;
 
 int64_t mixer_stream_width(const mixer_config *c, int stream);

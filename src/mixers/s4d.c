@@ -50,8 +50,8 @@ static mixer_layout s4d_layout(const mixer_pass *p, s4d_tensors *t)
         t->d_activated = mixer_take(p, &m.work, rows, c->width);
         if (c->conv) t->d_input = mixer_take(p, &m.work, rows, c->width);
     }
-    if (c->conv) t->carried_conv = mixer_take(p, &m.state, p->B * (MIXER_CONV_TAPS - 1), c->width);
-    t->carried = mixer_take(p, &m.state, p->B * c->state, c->width);
+    if (c->conv) t->carried_conv = mixer_take_statistics(p, &m.state, p->B * (MIXER_CONV_TAPS - 1), c->width);
+    t->carried = mixer_take_statistics(p, &m.state, p->B * c->state, c->width);
     kernel_sizes need = {0};
     ssm_args core = s4d_core(p, t);
     mixer_ops(p)->ssm_sizes(mixer_run(p), &core, &need);

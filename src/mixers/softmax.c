@@ -57,11 +57,11 @@ static mixer_layout softmax_layout(const mixer_pass *p, softmax_tensors *t)
     mixer_streams_layout(p, &m, 0, &t->s);
     t->o = mixer_take(p, &m.saved, rows, c->heads * c->dim_v);
     if (p->keep) {
-        t->lse = mixer_take(p, &m.saved, rows, c->heads);
+        t->lse = mixer_take_statistics(p, &m.saved, rows, c->heads);
         t->d_o = mixer_take(p, &m.work, rows, c->heads * c->dim_v);
     }
-    t->cache_k = mixer_take(p, &m.state, carried, c->heads_kv * c->dim_k);
-    t->cache_v = mixer_take(p, &m.state, carried, c->heads_kv * c->dim_v);
+    t->cache_k = mixer_take_statistics(p, &m.state, carried, c->heads_kv * c->dim_k);
+    t->cache_v = mixer_take_statistics(p, &m.state, carried, c->heads_kv * c->dim_v);
     return m;
 }
 

@@ -29,22 +29,35 @@ void mixer_stream_parameters(const mixer_config *c, mixer_parameter_list *list)
                             MIXER_CONV_TAPS);
 }
 
-/* A stage that is off shares the memory of the stage before it. */
+/* A stage that is off shares the memory of the stage before it. The streams lie one after another, so that
+ * one product can make them (mixer_maps). */
 void mixer_streams_layout(const mixer_pass *p, mixer_layout *m, int silu, mixer_streams *s)
 {
     const mixer_config *c = &p->layer->config;
-    int64_t rows = mixer_rows(p), widest = 0;
+    int64_t rows = mixer_rows(p), width[STREAMS];
     *s = (mixer_streams){.silu = silu};
+    for (int i = 0; i < STREAMS; i++) width[i] = mixer_stream_width(c, i);
+    for (int i = 0; i < STREAMS; i++) s->raw[i] = mixer_take(p, &m->saved, rows, width[i]);
     for (int i = 0; i < STREAMS; i++) {
-        int64_t width = mixer_stream_width(c, i);
-        if (width > widest) widest = width;
-        s->raw[i] = mixer_take(p, &m->saved, rows, width);
-        s->mid[i] = c->conv ? mixer_take(p, &m->saved, rows, width) : s->raw[i];
-        s->out[i] = silu ? mixer_take(p, &m->saved, rows, width) : s->mid[i];
-        if (c->conv) s->carried[i] = mixer_take(p, &m->state, p->B * (MIXER_CONV_TAPS - 1), width);
-        if (p->keep) s->d_out[i] = mixer_take(p, &m->work, rows, width);
+        s->mid[i] = c->conv ? mixer_take(p, &m->saved, rows, width[i]) : s->raw[i];
+        s->out[i] = silu ? mixer_take(p, &m->saved, rows, width[i]) : s->mid[i];
+        if (c->conv)
+            s->carried[i] = mixer_take_statistics(p, &m->state, p->B * (MIXER_CONV_TAPS - 1), width[i]);
     }
-    if (p->keep && c->conv) s->d_raw = mixer_take(p, &m->work, rows, widest);
+    for (int i = 0; i < STREAMS && p->keep; i++) s->d_out[i] = mixer_take(p, &m->work, rows, width[i]);
+    for (int i = 0; i < STREAMS && p->keep; i++)
+        s->d_raw[i] = c->conv ? mixer_take(p, &m->work, rows, width[i]) : s->d_out[i];
+}
+
+static mixer_maps stream_maps(const mixer_pass *p, const mixer_streams *s, int64_t width[STREAMS])
+{
+    for (int i = 0; i < STREAMS; i++) width[i] = mixer_stream_width(&p->layer->config, i);
+    return (mixer_maps){.count = STREAMS,
+                        .weight = weight_of,
+                        .in = p->layer->config.width,
+                        .out = width,
+                        .y = s->raw,
+                        .d_y = (const void *const *)s->d_raw};
 }
 
 static conv_args stream_conv(const mixer_pass *p, const mixer_streams *s, int i)
@@ -60,7 +73,7 @@ static conv_args stream_conv(const mixer_pass *p, const mixer_streams *s, int i)
                        .state_in = s->carried[i],
                        .state_out = s->carried[i],
                        .d_y = s->d_out[i],
-                       .d_x = s->d_raw,
+                       .d_x = s->d_raw[i],
                        .d_weight = p->layer->gradient[conv_of[i]]};
 }
 
@@ -93,11 +106,13 @@ static unary_args stream_silu(const mixer_pass *p, const mixer_streams *s, int i
 void mixer_streams_forward(const mixer_pass *p, const mixer_streams *s)
 {
     const mixer_config *c = &p->layer->config;
+    int64_t width[STREAMS];
+    mixer_maps maps = stream_maps(p, s, width);
+    mixer_maps_forward(p, &maps, p->x);
     for (int i = 0; i < STREAMS; i++) {
         conv_args conv = stream_conv(p, s, i);
         unary_args silu = stream_silu(p, s, i);
         rope_args rope = stream_rope(p, s, i);
-        mixer_linear(p, weight_of[i], p->x, c->width, mixer_stream_width(c, i), s->raw[i]);
         if (c->conv) mixer_ops(p)->conv_forward(mixer_run(p), &conv);
         if (s->silu) mixer_ops(p)->unary_forward(mixer_run(p), &silu);
         if (c->rope && i != STREAM_V) mixer_ops(p)->rope_forward(mixer_run(p), &rope);
@@ -107,6 +122,8 @@ void mixer_streams_forward(const mixer_pass *p, const mixer_streams *s)
 void mixer_streams_backward(const mixer_pass *p, const mixer_streams *s, int add)
 {
     const mixer_config *c = &p->layer->config;
+    int64_t width[STREAMS];
+    mixer_maps maps = stream_maps(p, s, width);
     for (int i = 0; i < STREAMS; i++) {
         conv_args conv = stream_conv(p, s, i);
         unary_args silu = stream_silu(p, s, i);
@@ -114,8 +131,6 @@ void mixer_streams_backward(const mixer_pass *p, const mixer_streams *s, int add
         if (c->rope && i != STREAM_V) mixer_ops(p)->rope_backward(mixer_run(p), &rope);
         if (s->silu) mixer_ops(p)->unary_backward(mixer_run(p), &silu);
         if (c->conv) mixer_ops(p)->conv_backward(mixer_run(p), &conv);
-        const void *d_raw = c->conv ? s->d_raw : s->d_out[i];
-        mixer_linear_backward(p, weight_of[i], p->x, d_raw, c->width, mixer_stream_width(c, i), p->d_x,
-                              add || i > 0);
     }
+    mixer_maps_backward(p, &maps, p->x, p->d_x, add);
 }

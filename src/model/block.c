@@ -51,18 +51,38 @@ static void norm_backward(const block_pass *p, norm_args *a, int residual)
         dev->ops->rmsnorm_backward(&dev->run, a);
 }
 
+/* Where the normed input of a mixer, of an MLP and the MLP's activations lie: kept per layer or made twice.
+ */
+static void *normed1(const block_pass *p, int64_t index)
+{
+    void *kept = p->net->layers[index].normed1;
+    return kept ? kept : p->net->normed;
+}
+
+static void *normed2(const block_pass *p, int64_t index)
+{
+    void *kept = p->net->layers[index].normed2;
+    return kept ? kept : p->net->normed;
+}
+
+static void *activated(const block_pass *p, const network_layer *layer)
+{
+    return layer->activated ? layer->activated : p->net->activated;
+}
+
 static norm_args norm1_of(const block_pass *p, int64_t index, const void *x)
 {
     const model_layer_places *at = &p->net->model->places.layer[index];
     const network_layer *layer = &p->net->layers[index];
-    return norm_of(p, at->norm1, at->norm1_bias, x, p->net->normed, layer->mean1, layer->rstd1);
+    return norm_of(p, at->norm1, at->norm1_bias, x, normed1(p, index), layer->mean1, layer->rstd1);
 }
 
 static norm_args norm2_of(const block_pass *p, int64_t index)
 {
     const model_layer_places *at = &p->net->model->places.layer[index];
     const network_layer *layer = &p->net->layers[index];
-    return norm_of(p, at->norm2, at->norm2_bias, layer->middle, p->net->normed, layer->mean2, layer->rstd2);
+    return norm_of(p, at->norm2, at->norm2_bias, layer->middle, normed2(p, index), layer->mean2,
+                   layer->rstd2);
 }
 
 static norm_args final_norm(const block_pass *p)
@@ -82,45 +102,67 @@ static linear_args mlp_map(const block_pass *p, int64_t weight, const void *x, v
                          .in = in,
                          .out = out,
                          .x = x,
-                         .weight = parameter_data(model, weight),
+                         .weight = parameter_weight(model, weight),
                          .y = y,
                          .d_weight = parameter_gradient(model, weight)};
 }
 
-/* activated = SiLU(gate) * up, or GELU(up). */
-static void mlp_activate(const block_pass *p, const network_layer *layer)
-{
-    const network *net = p->net;
-    const device *dev = net->dev;
-    int64_t count = p->rows * net->model->hidden;
-    if (layer->gate)
-        dev->ops->swiglu_forward(
-            &dev->run, &(swiglu_args){count, layer->gate, layer->up, net->activated, NULL, NULL, NULL});
-    else
-        dev->ops->unary_forward(
-            &dev->run,
-            &(unary_args){.kind = UNARY_GELU, .count = count, .x = layer->up, .y = net->activated});
-}
-
-/* output (= middle already) += down(activated). */
-static void mlp_forward(const block_pass *p, int64_t index)
+/* Gate and up, in one call where their weights and results lie one after another. */
+static void mlp_inputs(const block_pass *p, int64_t index, linear_args maps[2], int *count)
 {
     network *net = p->net;
     const device *dev = net->dev;
     const network_layer *layer = &net->layers[index];
     const model_layer_places *at = &net->model->places.layer[index];
     int64_t d = net->model->width, F = net->model->hidden;
+    size_t weights = (size_t)(F * d), values = (size_t)(p->rows * F);
+    linear_args gate = mlp_map(p, at->mlp_gate, normed2(p, index), layer->gate, d, F);
+    linear_args up = mlp_map(p, at->mlp_up, normed2(p, index), layer->up, d, F);
+    gate.d_y = net->d_gate, gate.d_x = net->d_normed;
+    up.d_y = net->d_activated, up.d_x = net->d_normed, up.add_d_x = 1;
+    *count = layer->gate ? 2 : 1;
+    maps[0] = layer->gate ? gate : up;
+    maps[0].add_d_x = 0;
+    maps[1] = up;
+    if (!layer->gate || (const char *)up.weight != (const char *)gate.weight + weights * dev->element ||
+        (char *)up.d_weight != (char *)gate.d_weight + (gate.d_weight ? weights * dev->param_element : 0) ||
+        (char *)up.y != (char *)gate.y + values * dev->element ||
+        (const char *)up.d_y != (const char *)gate.d_y + (gate.d_y ? values * dev->element : 0))
+        return;
+    *count = 1;
+    maps[0].maps = 2;
+}
+
+/* activated = SiLU(gate) * up, or GELU(up). */
+static void mlp_activate(const block_pass *p, const network_layer *layer)
+{
+    const device *dev = p->net->dev;
+    int64_t count = p->rows * p->net->model->hidden;
+    void *y = activated(p, layer);
+    if (layer->gate)
+        dev->ops->swiglu_forward(&dev->run,
+                                 &(swiglu_args){count, layer->gate, layer->up, y, NULL, NULL, NULL});
+    else
+        dev->ops->unary_forward(&dev->run,
+                                &(unary_args){.kind = UNARY_GELU, .count = count, .x = layer->up, .y = y});
+}
+
+/* output = middle + down(activated). */
+static void mlp_forward(const block_pass *p, int64_t index)
+{
+    network *net = p->net;
+    const device *dev = net->dev;
+    const network_layer *layer = &net->layers[index];
+    const model_layer_places *at = &net->model->places.layer[index];
     norm_args norm = norm2_of(p, index);
-    linear_args up = mlp_map(p, at->mlp_up, net->normed, layer->up, d, F);
-    linear_args gate = mlp_map(p, at->mlp_gate, net->normed, layer->gate, d, F);
-    linear_args down = mlp_map(p, at->mlp_down, net->activated, layer->output, F, d);
-    down.add = 1;
+    linear_args inputs[2], down = mlp_map(p, at->mlp_down, activated(p, layer), layer->output,
+                                          net->model->hidden, net->model->width);
+    int count;
+    mlp_inputs(p, index, inputs, &count);
+    down.residual = layer->middle;
     norm_forward(p, &norm);
-    dev->ops->linear_forward(&dev->run, &up);
-    if (layer->gate) dev->ops->linear_forward(&dev->run, &gate);
+    for (int i = 0; i < count; i++) dev->ops->linear_forward(&dev->run, &inputs[i]);
     mlp_activate(p, layer);
-    if (layer->output != layer->middle)
-        device_copy(net->dev, layer->output, layer->middle, (size_t)(p->rows * d) * dev->element);
     dev->ops->linear_forward(&dev->run, &down);
 }
 
@@ -147,24 +189,28 @@ static void mlp_backward(const block_pass *p, int64_t index)
     const device *dev = net->dev;
     const network_layer *layer = &net->layers[index];
     const model_layer_places *at = &net->model->places.layer[index];
-    int64_t d = net->model->width, F = net->model->hidden;
     norm_args norm = norm2_of(p, index);
-    linear_args up = mlp_map(p, at->mlp_up, net->normed, NULL, d, F);
-    linear_args gate = mlp_map(p, at->mlp_gate, net->normed, NULL, d, F);
-    linear_args down = mlp_map(p, at->mlp_down, net->activated, NULL, F, d);
+    linear_args inputs[2],
+        down = mlp_map(p, at->mlp_down, activated(p, layer), NULL, net->model->hidden, net->model->width);
+    int count;
+    mlp_inputs(p, index, inputs, &count);
     down.d_y = net->d_stream, down.d_x = net->d_activated;
-    up.d_y = net->d_activated, up.d_x = net->d_normed;
-    gate.d_y = net->d_gate, gate.d_x = net->d_normed, gate.add_d_x = 1;
-    norm_forward(p, &norm);
-    mlp_activate(p, layer);
+    if (!net->keeps_more) {
+        norm_forward(p, &norm);
+        mlp_activate(p, layer);
+    }
     dev->ops->linear_backward(&dev->run, &down);
     mlp_activate_backward(p, layer);
-    dev->ops->linear_backward(&dev->run, &up);
-    if (layer->gate) dev->ops->linear_backward(&dev->run, &gate);
+    for (int i = 0; i < count; i++) dev->ops->linear_backward(&dev->run, &inputs[i]);
     norm_backward(p, &norm, 1);
 }
 
 /* ---- mixer ---- */
+static const void *block_input(const network *net, int64_t index)
+{
+    return index ? net->layers[index - 1].output : net->input;
+}
+
 static mixer_pass mixer_of(const block_pass *p, int64_t index)
 {
     network *net = p->net;
@@ -177,38 +223,27 @@ static mixer_pass mixer_of(const block_pass *p, int64_t index)
                         .state = layer->state,
                         .saved = layer->saved,
                         .work = net->mixer_work,
-                        .x = net->normed,
+                        .x = normed1(p, index),
                         .y = layer->middle,
-                        .add = 1,
+                        .residual = block_input(net, index),
                         .d_y = net->d_stream,
                         .d_x = net->d_normed};
 }
 
-static const void *block_input(const network *net, int64_t index)
-{
-    return index ? net->layers[index - 1].output : net->input;
-}
-
 static void mixer_branch_forward(const block_pass *p, int64_t index)
 {
-    network *net = p->net;
-    network_layer *layer = &net->layers[index];
-    const void *x = block_input(net, index);
-    norm_args norm = norm1_of(p, index, x);
+    norm_args norm = norm1_of(p, index, block_input(p->net, index));
     mixer_pass pass = mixer_of(p, index);
     norm_forward(p, &norm);
-    if (layer->middle != x)
-        device_copy(net->dev, layer->middle, x, (size_t)(p->rows * net->model->width) * net->dev->element);
-    layer->mixer.config.type->forward(&pass);
+    pass.layer->config.type->forward(&pass);
 }
 
 static void mixer_branch_backward(const block_pass *p, int64_t index)
 {
-    network *net = p->net;
-    norm_args norm = norm1_of(p, index, block_input(net, index));
+    norm_args norm = norm1_of(p, index, block_input(p->net, index));
     mixer_pass pass = mixer_of(p, index);
-    norm_forward(p, &norm);
-    net->layers[index].mixer.config.type->backward(&pass);
+    if (!p->net->keeps_more) norm_forward(p, &norm);
+    pass.layer->config.type->backward(&pass);
     norm_backward(p, &norm, 1);
 }
 
@@ -239,6 +274,7 @@ static blurry_status run_blocks(const block_pass *p, int64_t layers, double drop
 {
     network *net = p->net;
     embed_args embed = embedding(p, dropout);
+    parameters_refresh(net->model);
     for (int64_t i = 0; i < net->model->layers; i++) STATUS_TRY(mixer_layer_refresh(&net->layers[i].mixer));
     net->dev->ops->embed_forward(&net->dev->run, &embed);
     for (int64_t i = 0; i < layers; i++) {

@@ -18,8 +18,9 @@ struct blurry_generator {
     blurry_model *model;
     network net;
     int64_t position, max_length;
-    double work; /* multiply-adds of one token of every sequence through all linear maps */
-    int bounded; /* whether max_length is a limit: a layer or the positions cannot go beyond it */
+    int64_t marked; /* tokens per sequence for which net.rows names the last ones; 0: none yet */
+    double work;    /* multiply-adds of one token of every sequence through all linear maps */
+    int bounded;    /* whether max_length is a limit: a layer or the positions cannot go beyond it */
 };
 
 typedef struct state_header {
@@ -161,32 +162,47 @@ static blurry_status feed_chunk(blurry_generator *g, const int32_t *tokens, int6
     return device_sync(net->dev);
 }
 
+/* The rows of the last of n tokens of every sequence, without labels. */
+static blurry_status mark_last_rows(blurry_generator *g, int64_t n)
+{
+    network *net = &g->net;
+    const int32_t none = -1;
+    if (g->marked == n) return BLURRY_OK;
+    for (int64_t b = 0; b < net->batch; b++) {
+        int64_t row = b * n + n - 1;
+        STATUS_TRY(device_upload(net->dev, net->rows + b, &row, sizeof row));
+        STATUS_TRY(device_upload(net->dev, net->targets + b, &none, sizeof none));
+    }
+    g->marked = n;
+    return BLURRY_OK;
+}
+
 /* Logits of the last of n tokens of every sequence, in blocks of rows. */
 static blurry_status last_logits(blurry_generator *g, int64_t n, float *logits)
 {
     network *net = &g->net;
     const blurry_model *model = g->model;
     int64_t V = model->vocab;
+    STATUS_TRY(mark_last_rows(g, n));
     for (int64_t from = 0; from < net->batch; from += net->block) {
         int64_t count = net->batch - from < net->block ? net->batch - from : net->block;
-        for (int64_t i = 0; i < count; i++) {
-            const char *hidden = (const char *)net->hidden +
-                                 (size_t)(((from + i) * n + n - 1) * model->width) * net->dev->element;
-            char *to = (char *)net->normed + (size_t)(i * model->width) * net->dev->element;
-            device_copy(net->dev, to, hidden, (size_t)model->width * net->dev->element);
-        }
-        net->dev->ops->linear_forward(&net->dev->run,
-                                      &(linear_args){.rows = count,
-                                                     .in = model->width,
-                                                     .out = V,
-                                                     .x = net->normed,
-                                                     .weight = parameter_data(model, model_head(model)),
-                                                     .y = net->logits});
+        net->dev->ops->xent_forward(&net->dev->run,
+                                    &(xent_args){.labels = count,
+                                                 .n_hidden = net->batch * n,
+                                                 .width = model->width,
+                                                 .vocab = V,
+                                                 .hidden = net->hidden,
+                                                 .weight = parameter_weight(model, model_head(model)),
+                                                 .row = net->rows + from,
+                                                 .target = net->targets + from,
+                                                 .log_prob = net->log_prob,
+                                                 .argmax = net->argmax,
+                                                 .logits = net->logits});
         STATUS_TRY(
-            device_download(net->dev, net->host, net->logits, (size_t)(count * V) * net->dev->element));
+            device_download(net->dev, net->host, net->logits, (size_t)(count * V) * net->dev->stat_element));
         for (int64_t i = 0; i < count * V; i++)
-            logits[from * V + i] = net->dev->element == sizeof(double) ? (float)((double *)net->host)[i]
-                                                                       : ((float *)net->host)[i];
+            logits[from * V + i] = net->dev->stat_element == sizeof(double) ? (float)((double *)net->host)[i]
+                                                                            : ((float *)net->host)[i];
     }
     return device_sync(net->dev);
 }

@@ -74,7 +74,7 @@ static xent_args head_of(network *net, int64_t count, int64_t hidden_rows)
                        .width = model->width,
                        .vocab = model->vocab,
                        .hidden = net->hidden,
-                       .weight = parameter_data(model, head),
+                       .weight = parameter_weight(model, head),
                        .row = net->rows,
                        .target = net->targets,
                        .log_prob = net->log_prob,
@@ -86,8 +86,8 @@ static xent_args head_of(network *net, int64_t count, int64_t hidden_rows)
 
 static double host_value(const network *net, int64_t i)
 {
-    return net->dev->element == sizeof(double) ? ((const double *)net->host)[i]
-                                               : ((const float *)net->host)[i];
+    return net->dev->stat_element == sizeof(double) ? ((const double *)net->host)[i]
+                                                    : ((const float *)net->host)[i];
 }
 
 /* Adds the rows' losses and copies their predictions out. host holds block * V numbers, so pieces of that
@@ -97,8 +97,8 @@ static blurry_status collect(network *net, int64_t from, int64_t count, blurry_o
     int64_t piece = net->block * net->model->vocab;
     for (int64_t i = 0; i < count; i += piece) {
         int64_t n = count - i < piece ? count - i : piece;
-        const char *log_prob = (const char *)net->log_prob + (size_t)i * net->dev->element;
-        STATUS_TRY(device_download(net->dev, net->host, log_prob, (size_t)n * net->dev->element));
+        const char *log_prob = (const char *)net->log_prob + (size_t)i * net->dev->stat_element;
+        STATUS_TRY(device_download(net->dev, net->host, log_prob, (size_t)n * net->dev->stat_element));
         for (int64_t j = 0; j < n; j++) out->loss -= host_value(net, j);
     }
     if (!out->argmax) return BLURRY_OK;
@@ -124,7 +124,8 @@ static void copy_probabilities(const network *net, int64_t row, float *to)
 static blurry_status collect_logits(network *net, int64_t from, int64_t count, blurry_outputs *out)
 {
     int64_t V = net->model->vocab;
-    STATUS_TRY(device_download(net->dev, net->host, net->logits, (size_t)(count * V) * net->dev->element));
+    STATUS_TRY(
+        device_download(net->dev, net->host, net->logits, (size_t)(count * V) * net->dev->stat_element));
     for (int64_t i = 0; i < count; i++) {
         if (out->logits) copy_logits(net, i, out->logits + (from + i) * V);
         if (out->probabilities) copy_probabilities(net, i, out->probabilities + (from + i) * V);
@@ -203,10 +204,12 @@ blurry_status blurry_model_zero_gradient(blurry_model *model)
 }
 
 /* ---- looking for what went wrong ---- */
-static int has_nonfinite(const network *net, const void *x, int64_t count)
+static int has_nonfinite(const network *net, const void *x, int64_t count, int activations)
 {
     int64_t first = -1;
-    net->dev->ops->nonfinite(&net->dev->run, &(reduce_args){.count = count, .x = x, .first = net->nonfinite});
+    net->dev->ops->nonfinite(
+        &net->dev->run,
+        &(reduce_args){.count = count, .x = x, .activations = activations, .first = net->nonfinite});
     if (device_download(net->dev, &first, net->nonfinite, sizeof first) != BLURRY_OK) return 0;
     return first >= 0;
 }
@@ -215,7 +218,7 @@ static const char *nonfinite_parameter(blurry_model *model, int gradients)
 {
     for (int64_t i = 0; i < model->parameter_count; i++) {
         const void *x = gradients ? parameter_gradient(model, i) : parameter_data(model, i);
-        if (!x || !has_nonfinite(&model->net, x, model->parameter[i].elements)) continue;
+        if (!x || !has_nonfinite(&model->net, x, model->parameter[i].elements, 0)) continue;
         snprintf(model->nonfinite, sizeof model->nonfinite, gradients ? "gradient of %s" : "%s",
                  model->parameter[i].name);
         return model->nonfinite;
@@ -232,11 +235,11 @@ const char *blurry_model_first_nonfinite(const blurry_model *handle)
     int64_t count = net->batch * net->length * model->width;
     const char *name = nonfinite_parameter(model, 0);
     if (name) return name;
-    if (has_nonfinite(net, net->input, count)) return "embedded tokens";
+    if (has_nonfinite(net, net->input, count, 1)) return "embedded tokens";
     for (int64_t i = 0; i < model->layers; i++) {
-        const char *part = has_nonfinite(net, net->layers[i].middle, count)   ? "mixer"
-                           : has_nonfinite(net, net->layers[i].output, count) ? "mlp"
-                                                                              : NULL;
+        const char *part = has_nonfinite(net, net->layers[i].middle, count, 1)   ? "mixer"
+                           : has_nonfinite(net, net->layers[i].output, count, 1) ? "mlp"
+                                                                                 : NULL;
         if (!part) continue;
         snprintf(model->nonfinite, sizeof model->nonfinite, "output of layers.%lld.%s", (long long)i, part);
         return model->nonfinite;

@@ -151,6 +151,7 @@ blurry_status blurry_model_write_parameter(blurry_model *model, int64_t index, c
                                            size_t bytes)
 {
     STATUS_TRY(check_values(model, index, values, bytes));
+    parameters_changed(model);
     return values_write(model->dev, parameter_data(model, index), model->parameter[index].elements, values);
 }
 

@@ -43,6 +43,7 @@ typedef struct network_layer {
     void *saved;                         /* the mixer's */
     void *middle, *output;               /* [rows, d] the stream after the mixer, after the MLP */
     void *gate, *up;                     /* [rows, F] */
+    void *normed1, *normed2, *activated; /* [rows, d] twice, [rows, F]: where keeps_more, else NULL */
     void *state;                         /* generators: the mixer's carried state */
 } network_layer;
 
@@ -50,8 +51,10 @@ typedef struct network {
     struct blurry_model *model;
     device *dev;
     int64_t batch, length, capacity;
-    int keep;    /* whether backward will follow */
-    int carries; /* whether layers carry a state */
+    int keep;       /* whether backward will follow */
+    int keeps_more; /* whether what backward could make again is kept: on a GPU a launch costs more than
+                       memory */
+    int carries;    /* whether layers carry a state */
     network_layer *layers;
     void *memory, *states;
     size_t saved_bytes, work_bytes, state_bytes;
@@ -100,6 +103,9 @@ void *parameter_data(const blurry_model *model, int64_t place);
 /* The same as linear maps and the head read it: in the activation type. */
 const void *parameter_weight(const blurry_model *model, int64_t place);
 void *parameter_gradient(const blurry_model *model, int64_t place);
+/* To be called after parameters were written other than by the optimiser; brings the copy up to date. */
+void parameters_changed(blurry_model *model);
+void parameters_refresh(blurry_model *model);
 
 /* ---- model.c: models on a given device, for tests and generators ---- */
 blurry_status model_create_on(blurry_model **model, const struct settings *s, int training,

@@ -47,6 +47,7 @@ static blurry_status prepare_layer(network *net, int64_t index, mixer_config *co
     if (net->carries && net->batch * mixer_state_elements(&own->config, 1) < SMALL_STATE) own->threads = 1;
     for (int i = 0; i < MIXER_PARAMETER_COUNT; i++) {
         own->parameter[i] = parameter_data(net->model, at->mixer[i]);
+        own->weight[i] = parameter_weight(net->model, at->mixer[i]);
         own->gradient[i] = parameter_gradient(net->model, at->mixer[i]);
     }
     blurry_status status = mixer_layer_prepare(own);
@@ -65,6 +66,11 @@ static void *take(network_plan *m, mixer_cursor *cursor, int64_t rows, int64_t w
     return mixer_take_bytes(cursor, size_mul(size_of(rows, (size_t)width), m->net->dev->element));
 }
 
+static void *take_statistics(network_plan *m, mixer_cursor *cursor, int64_t rows, int64_t width)
+{
+    return mixer_take_bytes(cursor, size_mul(size_of(rows, (size_t)width), m->net->dev->stat_element));
+}
+
 /* One layer's saved tensors. Without `keep` every layer starts at the same place and the stream is updated in
  * place. */
 static void lay_layer(network_plan *m, int64_t index, int64_t rows, size_t *mixer_work)
@@ -80,13 +86,16 @@ static void lay_layer(network_plan *m, int64_t index, int64_t rows, size_t *mixe
     if (need.scratch > m->scratch) m->scratch = need.scratch;
     void *before = index ? net->layers[index - 1].output : net->input;
     layer->saved = mixer_take_bytes(&m->saved, need.saved);
-    layer->rstd1 = norms ? take(m, &m->saved, rows, 1) : NULL;
-    layer->mean1 = norms && layernorm ? take(m, &m->saved, rows, 1) : NULL;
+    layer->rstd1 = norms ? take_statistics(m, &m->saved, rows, 1) : NULL;
+    layer->mean1 = norms && layernorm ? take_statistics(m, &m->saved, rows, 1) : NULL;
+    layer->normed1 = net->keeps_more ? take(m, &m->saved, rows, d) : NULL;
     layer->middle = net->keep ? take(m, &m->saved, rows, d) : before;
     layer->output = layer->middle;
     if (mlp == SETTINGS_mlp_none) return;
-    layer->rstd2 = norms ? take(m, &m->saved, rows, 1) : NULL;
-    layer->mean2 = norms && layernorm ? take(m, &m->saved, rows, 1) : NULL;
+    layer->rstd2 = norms ? take_statistics(m, &m->saved, rows, 1) : NULL;
+    layer->mean2 = norms && layernorm ? take_statistics(m, &m->saved, rows, 1) : NULL;
+    layer->normed2 = net->keeps_more ? take(m, &m->saved, rows, d) : NULL;
+    layer->activated = net->keeps_more ? take(m, &m->saved, rows, F) : NULL;
     layer->gate = mlp == SETTINGS_mlp_swiglu ? take(m, &m->saved, rows, F) : NULL;
     layer->up = take(m, &m->saved, rows, F);
     layer->output = net->keep ? take(m, &m->saved, rows, d) : layer->middle;
@@ -98,8 +107,8 @@ static void lay_saved(network_plan *m, size_t *mixer_work)
     int64_t rows = net->batch * net->length, d = net->model->width;
     int layernorm = net->model->settings.norm == SETTINGS_norm_layernorm;
     net->input = take(m, &m->saved, rows, d);
-    net->rstd = net->keep ? take(m, &m->saved, rows, 1) : NULL;
-    net->mean = net->keep && layernorm ? take(m, &m->saved, rows, 1) : NULL;
+    net->rstd = net->keep ? take_statistics(m, &m->saved, rows, 1) : NULL;
+    net->mean = net->keep && layernorm ? take_statistics(m, &m->saved, rows, 1) : NULL;
     net->hidden = take(m, &m->saved, rows, d);
     size_t start = m->saved.used, end = start;
     for (int64_t i = 0; i < net->model->layers; i++) {
@@ -120,7 +129,7 @@ static void lay_work(network_plan *m, size_t mixer_work)
         net->d_normed = take(m, &m->work, rows, d);
         net->d_stream = take(m, &m->work, rows, d);
     }
-    net->log_prob = take(m, &m->work, rows, 1);
+    net->log_prob = take_statistics(m, &m->work, rows, 1);
     net->argmax = mixer_take_bytes(&m->work, (size_t)rows * sizeof(int32_t));
     net->ids = mixer_take_bytes(&m->work, (size_t)rows * sizeof(int32_t));
     net->rows = mixer_take_bytes(&m->work, (size_t)rows * sizeof(int64_t));
@@ -129,15 +138,15 @@ static void lay_work(network_plan *m, size_t mixer_work)
     net->scale = mixer_take_bytes(&m->work, sizeof(double));
     net->nonfinite = mixer_take_bytes(&m->work, sizeof(int64_t));
     net->position = mixer_take_bytes(&m->work, (size_t)net->batch * sizeof(int64_t));
-    net->logits = take(m, &m->work, net->block, model->vocab);
+    net->logits = take_statistics(m, &m->work, net->block, model->vocab);
     /* The mixer's and the MLP's scratch are never needed at the same time. */
     size_t start = m->work.used, end;
     net->mixer_work = mixer_take_bytes(&m->work, mixer_work);
     end = m->work.used;
     m->work.used = start;
     if (F) net->activated = take(m, &m->work, rows, F);
+    if (F && net->keep) net->d_gate = take(m, &m->work, rows, F); /* before d_activated: as the weights lie */
     if (F && net->keep) net->d_activated = take(m, &m->work, rows, F);
-    if (F && net->keep) net->d_gate = take(m, &m->work, rows, F);
     if (m->work.used < end) m->work.used = end;
 }
 
@@ -206,6 +215,7 @@ blurry_status network_create(network *net, blurry_model *model, mixer_config *co
                      .length = length,
                      .capacity = capacity,
                      .keep = keep,
+                     .keeps_more = keep && model->dev->kind == DEVICE_CUDA,
                      .carries = capacity > 0};
     if ((double)batch * (double)length * (double)(model->width + model->hidden + model->vocab) > 1e17)
         return status_fail(BLURRY_E_MEMORY, "batch %lld times length %lld does not fit in memory",

@@ -189,6 +189,21 @@ void *parameter_gradient(const blurry_model *model, int64_t place)
     return place == MODEL_NONE || !model->gradient ? NULL : model->gradient + model->parameter[place].offset;
 }
 
+void parameters_changed(blurry_model *model)
+{
+    model->copy_old = model->copy != NULL;
+}
+
+void parameters_refresh(blurry_model *model)
+{
+    if (!model->copy_old) return;
+    model->dev->ops->convert(&model->dev->run, &(convert_args){.count = (int64_t)(model->parameter_bytes /
+                                                                                  model->dev->param_element),
+                                                               .x = model->data,
+                                                               .y = model->copy});
+    model->copy_old = 0;
+}
+
 /* ---- initial values ---- */
 static uint64_t name_hash(const char *name) /* FNV-1a */
 {
@@ -239,6 +254,7 @@ blurry_status parameters_initialise(blurry_model *model, uint64_t seed)
 {
     enum { PIECE = 256 };
     double piece[PIECE];
+    parameters_changed(model);
     for (int64_t k = 0; k < model->parameter_count; k++) {
         const model_parameter *p = &model->parameter[k];
         uint64_t stream = name_hash(p->name);

@@ -117,6 +117,7 @@ static blurry_status load_weights(const safetensors *file, blurry_model *model)
     device *dev = model->dev;
     int64_t tensors = blurry_model_parameter_count(model);
     STATUS_TRY(check_count(file, tensors));
+    parameters_changed(model);
     void *host = NULL;
     STATUS_TRY(memory_alloc(&host, (size_t)blurry_model_parameter_elements(model), dev->param_element,
                             "parameters"));

@@ -8,7 +8,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-const char *const case_device_name[CASE_DEVICES] = {"reference f64", "fast f64", "reference f32", "fast f32"};
+const char *const case_device_name[CASE_ALL_DEVICES] = {"reference f64", "fast f64", "reference f32",
+                                                        "fast f32",      "cuda f32", "cuda bf16"};
 
 blurry_settings *settings_from(const char *options)
 {
@@ -42,33 +43,54 @@ double relative_error(const double *a, const double *b, int64_t count)
 }
 
 /* ---- memory as double, in the device's type ---- */
-static void *to_device(mixer_case *c, const double *values, int64_t count)
+/* NaN everywhere: nothing may be read before it is written. */
+static void poison(mixer_case *c, void *memory, size_t bytes)
 {
-    void *memory;
-    assert_ok(device_alloc(c->dev, (size_t)count * c->dev->element, &memory));
-    if (values)
-        assert_ok(values_write(c->dev, memory, count, values));
-    else
-        memset(memory, 0xff,
-               (size_t)count * c->dev->element); /* NaN: nothing may be read before it is written */
-    return memory;
+    unsigned char piece[4096];
+    memset(piece, 0xff, sizeof piece);
+    for (size_t at = 0; at < bytes; at += sizeof piece)
+        assert_ok(device_upload(c->dev, (char *)memory + at, piece,
+                                bytes - at < sizeof piece ? bytes - at : sizeof piece));
 }
 
 static void *poisoned(mixer_case *c, size_t bytes)
 {
     void *memory;
     assert_ok(device_alloc(c->dev, bytes, &memory));
-    memset(memory, 0xff, bytes);
+    poison(c, memory, bytes);
+    return memory;
+}
+
+static void *to_device(mixer_case *c, const double *values, int64_t count)
+{
+    void *memory = poisoned(c, (size_t)count * c->dev->element);
+    if (values) assert_ok(values_write_activations(c->dev, memory, count, values));
     return memory;
 }
 
 static void open_device(mixer_case *c, case_device kind)
 {
-    device_options options = {.dtype =
-                                  kind == CASE_REF_F64 || kind == CASE_FAST_F64 ? BLURRY_F64 : BLURRY_F32,
+    device_options options = {.kind = kind >= CASE_CUDA_F32 ? DEVICE_CUDA : DEVICE_CPU,
+                              .dtype = kind == CASE_REF_F64 || kind == CASE_FAST_F64 ? BLURRY_F64
+                                       : kind == CASE_CUDA_BF16                      ? BLURRY_BF16
+                                                                                     : BLURRY_F32,
                               .threads = kind == CASE_REF_F64 || kind == CASE_REF_F32 ? 1 : 2,
                               .reference = kind == CASE_REF_F64 || kind == CASE_REF_F32};
     assert_ok(device_create(&c->dev, &options));
+}
+
+/* Parameters and their gradients; where the types differ also the copy that products read. */
+static void open_parameters(mixer_case *c)
+{
+    for (int i = 0; i < c->list.count; i++) {
+        mixer_parameter slot = c->list.spec[i].slot;
+        size_t bytes = (size_t)mixer_case_elements(c, i) * c->dev->param_element;
+        c->layer.parameter[slot] = poisoned(c, bytes);
+        c->layer.gradient[slot] = poisoned(c, bytes);
+        c->layer.weight[slot] = c->dev->element == c->dev->param_element
+                                    ? c->layer.parameter[slot]
+                                    : to_device(c, NULL, mixer_case_elements(c, i));
+    }
 }
 
 void mixer_case_open(mixer_case *c, case_device kind, const char *options, int64_t batch, int64_t length,
@@ -82,11 +104,7 @@ void mixer_case_open(mixer_case *c, case_device kind, const char *options, int64
     blurry_settings_destroy(&settings);
     mixer_layer_init(&c->layer, &config, c->dev, batch, length, capacity);
     mixer_parameters(&c->layer.config, &c->list);
-    for (int i = 0; i < c->list.count; i++) {
-        mixer_parameter slot = c->list.spec[i].slot;
-        c->layer.parameter[slot] = to_device(c, NULL, mixer_case_elements(c, i));
-        c->layer.gradient[slot] = to_device(c, NULL, mixer_case_elements(c, i));
-    }
+    open_parameters(c);
     mixer_case_draw(c, 1);
     mixer_case_zero_gradients(c);
     assert_ok(mixer_layer_prepare(&c->layer));
@@ -103,6 +121,8 @@ void mixer_case_open(mixer_case *c, case_device kind, const char *options, int64
 void mixer_case_close(mixer_case *c)
 {
     for (int i = 0; i < MIXER_PARAMETER_COUNT; i++) {
+        if (c->layer.weight[i] && c->layer.weight[i] != c->layer.parameter[i])
+            device_free(c->dev, (void *)c->layer.weight[i]);
         if (c->layer.parameter[i]) device_free(c->dev, c->layer.parameter[i]);
         if (c->layer.gradient[i]) device_free(c->dev, c->layer.gradient[i]);
     }
@@ -122,8 +142,11 @@ int64_t mixer_case_elements(const mixer_case *c, int parameter)
 
 void mixer_case_set(mixer_case *c, int parameter, const double *values)
 {
-    void *to = c->layer.parameter[c->list.spec[parameter].slot];
-    assert_ok(values_write(c->dev, to, mixer_case_elements(c, parameter), values));
+    mixer_parameter slot = c->list.spec[parameter].slot;
+    int64_t count = mixer_case_elements(c, parameter);
+    assert_ok(values_write(c->dev, c->layer.parameter[slot], count, values));
+    if (c->layer.weight[slot] != c->layer.parameter[slot])
+        assert_ok(values_write_activations(c->dev, (void *)c->layer.weight[slot], count, values));
 }
 
 void mixer_case_values(mixer_case *c, int parameter, double *values)
@@ -181,7 +204,7 @@ void mixer_case_draw(mixer_case *c, uint64_t seed)
 static void read_back(mixer_case *c, const void *from, int64_t count, double *to)
 {
     assert_ok(device_sync(c->dev));
-    assert_ok(values_read(c->dev, from, count, to));
+    assert_ok(values_read_activations(c->dev, from, count, to));
 }
 
 void mixer_case_forward(mixer_case *c, int64_t batch, int64_t length, const double *x, double *y)
@@ -227,9 +250,9 @@ void mixer_case_backward(mixer_case *c, int64_t batch, int64_t length, const dou
 
 void mixer_case_start(mixer_case *c)
 {
-    memset(c->state, 0xff, c->sizes.state);
+    poison(c, c->state, c->sizes.state);
     assert_ok(mixer_state_init(&c->layer, c->state));
-    memset(c->position, 0, (size_t)c->layer.batch * sizeof *c->position);
+    device_zero(c->dev, c->position, (size_t)c->layer.batch * sizeof *c->position);
 }
 
 void mixer_case_continue(mixer_case *c, int64_t length, const double *x, double *y)

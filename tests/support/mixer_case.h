@@ -17,9 +17,12 @@ typedef enum case_device {
     CASE_FAST_F64,
     CASE_REF_F32,
     CASE_FAST_F32,
-    CASE_DEVICES
+    CASE_DEVICES,                 /* of the CPU */
+    CASE_CUDA_F32 = CASE_DEVICES, /* these two in programs built with BLURRY_TEST_CUDA */
+    CASE_CUDA_BF16,
+    CASE_ALL_DEVICES
 } case_device;
-extern const char *const case_device_name[CASE_DEVICES];
+extern const char *const case_device_name[CASE_ALL_DEVICES];
 
 /* `options` is "mixer=gla heads=2 ..."; the mixer's name comes from it. Fails the test on any error. */
 void mixer_case_open(mixer_case *c, case_device kind, const char *options, int64_t batch, int64_t length,

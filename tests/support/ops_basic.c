@@ -154,11 +154,14 @@ static linear_args linear_of(const op_call *call)
     return (linear_args){.rows = c->L,
                          .in = c->K,
                          .out = c->V,
+                         .maps = c->B,
                          .x = call->x[0],
                          .weight = call->x[1],
                          .bias = c->option ? call->x[2] : NULL,
+                         .residual = c->option == 2   ? call->x[3]
+                                     : c->option == 3 ? call->x[4]
+                                                      : NULL,
                          .y = call->x[3],
-                         .add = c->option == 2,
                          .d_y = call->d[3],
                          .d_x = call->d[0],
                          .d_weight = call->d[1],
@@ -168,7 +171,7 @@ static linear_args linear_of(const op_call *call)
 static void linear_forward(const op_call *call)
 {
     linear_args a = linear_of(call);
-    if (a.add) memset(a.y, 0, (size_t)(a.rows * a.out) * call->dev->element);
+    if (a.residual == a.y) memcpy(a.y, call->x[4], (size_t)(a.rows * a.out) * call->dev->element);
     call->dev->ops->linear_forward(&call->dev->run, &a);
 }
 
@@ -215,20 +218,24 @@ void ops_products(void **state)
         }
     static const int64_t rows[] = {0, 1, 6, 77, 520};
     for (int i = 0; i < 5; i++)
-        for (int64_t option = 0; option < 3; option++) {
-            int64_t n = rows[i], in = i % 2 ? 33 : 16, out = i % 2 ? 8 : 70;
+        for (int64_t option = 0; option < 5; option++) { /* 4: three maps at once */
+            int64_t n = rows[i], in = i % 2 ? 33 : 16, out = i % 2 ? 8 : 70, maps = option == 4 ? 3 : 1;
             op_case c = {.family = "linear",
-                         .note = option ? "bias" : "plain",
+                         .note = maps > 1 ? "several maps"
+                                 : option ? "bias"
+                                          : "plain",
                          .forward = linear_forward,
                          .backward = linear_backward,
+                         .B = maps,
                          .L = n,
                          .K = in,
                          .V = out,
-                         .option = option,
+                         .option = maps > 1 ? 0 : option,
                          .tensor = {{"x", OP_INPUT, n * in},
-                                    {"weight", OP_WEIGHT, out * in},
-                                    {"bias", option ? OP_WEIGHT : OP_FIXED, out},
-                                    {"y", OP_OUTPUT, n * out}}};
+                                    {"weight", OP_WEIGHT, maps * out * in},
+                                    {"bias", option % 4 ? OP_WEIGHT : OP_FIXED, out},
+                                    {"y", OP_OUTPUT, maps * n * out},
+                                    {"residual", OP_FIXED, n * out}}};
             op_case_check(&c);
         }
 }
@@ -630,6 +637,12 @@ static void clip_forward(const op_call *call)
     }
 }
 
+static void convert_forward(const op_call *call)
+{
+    call->dev->ops->convert(&call->dev->run,
+                            &(convert_args){.count = call->c->L, .x = call->x[0], .y = call->x[1]});
+}
+
 typedef struct reduce_case {
     double squares, sum;
     int64_t first;
@@ -688,6 +701,13 @@ void ops_optimiser(void **state)
                                     {"copy", OP_RESULT, n, .type = OP_ACTIVATION}}};
             op_case_check(&c);
         }
+        op_case convert = {
+            .family = "convert",
+            .note = "",
+            .forward = convert_forward,
+            .L = n,
+            .tensor = {{"x", OP_FIXED, n, .type = OP_PARAMETER}, {"y", OP_RESULT, n, .type = OP_ACTIVATION}}};
+        op_case_check(&convert);
         for (int64_t activations = 0; activations < 2; activations++) {
             op_case c = {.family = "reduce",
                          .note = activations ? "activations" : "parameters",

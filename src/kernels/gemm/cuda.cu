@@ -28,16 +28,17 @@ template <typename E> static void gemm(const kernel_run *run, const gemm_args *a
     cuda_blas_multiply(run, &p);
 }
 
-/* y [rows, out] = x W^T + bias (+ y) */
+/* y [maps, rows, out] = x W^T + bias + residual */
 template <typename E> static void linear_forward(const kernel_run *run, const linear_args *a)
 {
     cuda_blas_product p = {};
     p.m = a->rows, p.n = a->out, p.k = a->in;
     p.trans_b = 1;
-    p.alpha = 1, p.beta = a->add ? 1.0f : 0.0f;
+    p.alpha = 1, p.beta = a->residual ? 1.0f : 0.0f;
     p.type = p.type_out = type_of<E>();
-    p.a = a->x, p.b = a->weight, p.c = a->y, p.d = a->y, p.bias = a->bias;
+    p.a = a->x, p.b = a->weight, p.c = a->residual, p.d = a->y, p.bias = a->bias;
     p.lda = p.ldb = a->in, p.ldc = p.ldd = a->out;
+    p.batch = a->maps, p.stride_b = a->out * a->in, p.stride_c = p.stride_d = a->rows * a->out;
     cuda_blas_multiply(run, &p);
 }
 
@@ -80,28 +81,40 @@ template <typename E> static void bias_gradient(const kernel_run *run, const lin
                 (float *)a->d_bias);
 }
 
-template <typename E> static void linear_backward(const kernel_run *run, const linear_args *a)
+/* d_x [rows, in] (+)= the sum over the maps of d_y W */
+template <typename E> static void input_gradient(const kernel_run *run, const linear_args *a)
 {
     cuda_blas_product p = {};
+    p.m = a->rows, p.n = a->in, p.k = a->out;
     p.alpha = 1;
-    p.type = type_of<E>();
-    if (a->d_x) { /* [rows, in] = d_y W */
-        p.m = a->rows, p.n = a->in, p.k = a->out;
-        p.beta = a->add_d_x ? 1.0f : 0.0f;
-        p.type_out = p.type;
-        p.a = a->d_y, p.b = a->weight, p.c = p.d = a->d_x;
-        p.lda = a->out, p.ldb = p.ldc = p.ldd = a->in;
+    p.type = p.type_out = type_of<E>();
+    p.c = p.d = a->d_x;
+    p.lda = a->out, p.ldb = p.ldc = p.ldd = a->in;
+    for (int64_t map = 0; map < kernel_max(a->maps, 1); map++) {
+        p.beta = a->add_d_x || map ? 1.0f : 0.0f;
+        p.a = (const E *)a->d_y + map * a->rows * a->out, p.b = (const E *)a->weight + map * a->out * a->in;
         cuda_blas_multiply(run, &p);
     }
-    if (a->d_weight && a->rows > 0) { /* [out, in] += d_y^T x, in float */
-        p.m = a->out, p.n = a->in, p.k = a->rows;
-        p.trans_a = 1;
-        p.beta = 1;
-        p.type_out = CUDA_BLAS_F32;
-        p.a = a->d_y, p.b = a->x, p.c = p.d = a->d_weight;
-        p.lda = a->out, p.ldb = p.ldc = p.ldd = a->in;
-        cuda_blas_multiply(run, &p);
-    }
+}
+
+/* d_weight [maps, out, in] += d_y^T x, in float */
+template <typename E> static void weight_gradient(const kernel_run *run, const linear_args *a)
+{
+    cuda_blas_product p = {};
+    p.m = a->out, p.n = a->in, p.k = a->rows;
+    p.trans_a = 1;
+    p.alpha = p.beta = 1;
+    p.type = type_of<E>(), p.type_out = CUDA_BLAS_F32;
+    p.a = a->d_y, p.b = a->x, p.c = p.d = a->d_weight;
+    p.lda = a->out, p.ldb = p.ldc = p.ldd = a->in;
+    p.batch = a->maps, p.stride_a = a->rows * a->out, p.stride_c = p.stride_d = a->out * a->in;
+    if (a->rows > 0) cuda_blas_multiply(run, &p);
+}
+
+template <typename E> static void linear_backward(const kernel_run *run, const linear_args *a)
+{
+    if (a->d_x) input_gradient<E>(run, a);
+    if (a->d_weight) weight_gradient<E>(run, a);
     if (a->d_bias) bias_gradient<E>(run, a);
 }
 

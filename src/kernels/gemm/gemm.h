@@ -16,15 +16,18 @@ typedef struct gemm_args {
     int64_t batch, stride_a, stride_b, stride_c; /* batch 0 means 1 */
 } gemm_args;
 
-/* Linear map: y [rows, out] = x [rows, in] * weight [out, in]^T + bias [out].
- * Forward reads x, weight, bias (NULL: none) and writes y, or adds to it where `add` is set (residual).
+/* Linear maps: y [rows, out] = x [rows, in] * weight [out, in]^T + bias [out] + residual [rows, out].
+ * Forward reads x, weight, bias and residual (each NULL: none; residual may be y) and writes y.
  * Backward reads x, weight, d_y; writes d_x (NULL: not wanted; added to where `add_d_x` is set: one input
- * feeding several maps); adds to d_weight and d_bias (each NULL: not wanted). */
+ * feeding several maps); adds to d_weight and d_bias (each NULL: not wanted).
+ * With `maps` above 1, several maps of one shape read the same x: weight [maps, out, in] and y, d_y
+ * [maps, rows, out] lie one after another, d_x is the sum over the maps; there is no bias and no residual. */
 typedef struct linear_args {
     int64_t rows, in, out;
-    const void *x, *weight, *bias;
+    int64_t maps; /* 0 means 1 */
+    const void *x, *weight, *bias, *residual;
     void *y;
-    int add, add_d_x;
+    int add_d_x;
     const void *d_y;
     void *d_x, *d_weight, *d_bias;
 } linear_args;

@@ -22,32 +22,48 @@ KERNEL(gemm, gemm_args)
 
 KERNEL(linear_forward, linear_args)
 {
-    const real *x = a->x, *weight = a->weight, *bias = a->bias;
-    real *y = a->y;
+    const real *x = a->x, *bias = a->bias, *residual = a->residual;
+    for (int64_t map = 0; map < kernel_max(a->maps, 1); map++) {
+        const real *weight = (const real *)a->weight + map * a->out * a->in;
+        real *y = (real *)a->y + map * a->rows * a->out;
+        for (int64_t r = 0; r < a->rows; r++)
+            for (int64_t j = 0; j < a->out; j++) {
+                real sum = bias ? bias[j] : 0;
+                for (int64_t i = 0; i < a->in; i++) sum += x[r * a->in + i] * weight[j * a->in + i];
+                y[r * a->out + j] = residual ? residual[r * a->out + j] + sum : sum;
+            }
+    }
+}
+
+/* d_x of one map, overwritten or added to. */
+static void input_gradient(const linear_args *a, const real *weight, const real *d_y, int add)
+{
+    real *d_x = a->d_x;
     for (int64_t r = 0; r < a->rows; r++)
-        for (int64_t j = 0; j < a->out; j++) {
-            real sum = bias ? bias[j] : 0;
-            for (int64_t i = 0; i < a->in; i++) sum += x[r * a->in + i] * weight[j * a->in + i];
-            y[r * a->out + j] = a->add ? y[r * a->out + j] + sum : sum;
+        for (int64_t i = 0; i < a->in; i++) {
+            real sum = 0;
+            for (int64_t j = 0; j < a->out; j++) sum += d_y[r * a->out + j] * weight[j * a->in + i];
+            d_x[r * a->in + i] = add ? d_x[r * a->in + i] + sum : sum;
         }
 }
 
 KERNEL(linear_backward, linear_args)
 {
-    const real *x = a->x, *weight = a->weight, *d_y = a->d_y;
-    real *d_x = a->d_x, *d_weight = a->d_weight, *d_bias = a->d_bias;
-    for (int64_t r = 0; d_x && r < a->rows; r++)
-        for (int64_t i = 0; i < a->in; i++) {
-            real sum = 0;
-            for (int64_t j = 0; j < a->out; j++) sum += d_y[r * a->out + j] * weight[j * a->in + i];
-            d_x[r * a->in + i] = a->add_d_x ? d_x[r * a->in + i] + sum : sum;
-        }
-    for (int64_t j = 0; d_weight && j < a->out; j++)
-        for (int64_t i = 0; i < a->in; i++) {
-            real sum = 0;
-            for (int64_t r = 0; r < a->rows; r++) sum += d_y[r * a->out + j] * x[r * a->in + i];
-            d_weight[j * a->in + i] += sum;
-        }
+    const real *x = a->x;
+    for (int64_t map = 0; map < kernel_max(a->maps, 1); map++) {
+        const real *d_y = (const real *)a->d_y + map * a->rows * a->out;
+        if (a->d_x)
+            input_gradient(a, (const real *)a->weight + map * a->out * a->in, d_y, a->add_d_x || map > 0);
+        real *d_weight = a->d_weight ? (real *)a->d_weight + map * a->out * a->in : NULL;
+        for (int64_t j = 0; d_weight && j < a->out; j++)
+            for (int64_t i = 0; i < a->in; i++) {
+                real sum = 0;
+                for (int64_t r = 0; r < a->rows; r++) sum += d_y[r * a->out + j] * x[r * a->in + i];
+                d_weight[j * a->in + i] += sum;
+            }
+    }
+    const real *d_y = a->d_y;
+    real *d_bias = a->d_bias;
     for (int64_t j = 0; d_bias && j < a->out; j++) {
         real sum = 0;
         for (int64_t r = 0; r < a->rows; r++) sum += d_y[r * a->out + j];

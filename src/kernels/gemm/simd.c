@@ -5,6 +5,8 @@
 
 #include "base/threads.h"
 
+#include <string.h>
+
 #if REAL_IS_FLOAT
 #define BLAS(name) name##_f32
 #else
@@ -34,9 +36,15 @@ static void add_bias_rows(void *context, int64_t task, int worker)
 
 KERNEL(linear_forward, linear_args)
 {
-    blas_product p = {a->rows, a->out,    a->in, 0,     1,     1,     a->add ? 1 : 0,
-                      a->x,    a->weight, a->y,  a->in, a->in, a->out};
-    BLAS(blas_gemm_parallel)(run->threads, &p);
+    if (a->residual && a->residual != a->y)
+        memcpy(a->y, a->residual, (size_t)(a->rows * a->out) * sizeof(real));
+    for (int64_t map = 0; map < kernel_max(a->maps, 1); map++) {
+        const real *weight = (const real *)a->weight + map * a->out * a->in;
+        real *y = (real *)a->y + map * a->rows * a->out;
+        blas_product p = {a->rows, a->out, a->in, 0,     1,     1,     a->residual ? 1 : 0,
+                          a->x,    weight, y,     a->in, a->in, a->out};
+        BLAS(blas_gemm_parallel)(run->threads, &p);
+    }
     if (a->bias) threads_run(run->threads, kernel_blocks(a->rows, ROWS), add_bias_rows, (void *)a);
 }
 
@@ -56,15 +64,19 @@ static void sum_columns(void *context, int64_t task, int worker)
 
 KERNEL(linear_backward, linear_args)
 {
-    if (a->d_x) {
-        blas_product p = {a->rows, a->in,     a->out, 0,      0,     1,    a->add_d_x ? 1 : 0,
-                          a->d_y,  a->weight, a->d_x, a->out, a->in, a->in};
-        BLAS(blas_gemm_parallel)(run->threads, &p);
-    }
-    if (a->d_weight) {
-        blas_product p = {a->out, a->in, a->rows,     1,      0,     1,    1,
-                          a->d_y, a->x,  a->d_weight, a->out, a->in, a->in};
-        BLAS(blas_gemm_parallel)(run->threads, &p);
+    for (int64_t map = 0; map < kernel_max(a->maps, 1); map++) {
+        const real *weight = (const real *)a->weight + map * a->out * a->in;
+        const real *d_y = (const real *)a->d_y + map * a->rows * a->out;
+        if (a->d_x) {
+            blas_product p = {a->rows, a->in,  a->out, 0,      0,     1,    a->add_d_x || map ? 1 : 0,
+                              d_y,     weight, a->d_x, a->out, a->in, a->in};
+            BLAS(blas_gemm_parallel)(run->threads, &p);
+        }
+        if (a->d_weight) {
+            real *d_weight = (real *)a->d_weight + map * a->out * a->in;
+            blas_product p = {a->out, a->in, a->rows, 1, 0, 1, 1, d_y, a->x, d_weight, a->out, a->in, a->in};
+            BLAS(blas_gemm_parallel)(run->threads, &p);
+        }
     }
     if (a->d_bias) threads_run(run->threads, kernel_blocks(a->out, COLUMNS), sum_columns, (void *)a);
 }

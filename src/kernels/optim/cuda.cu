@@ -203,6 +203,20 @@ template <typename E> static void nonfinite(const kernel_run *run, const reduce_
         search<float>(run, a);
 }
 
+/* ---- parameters for products ---- */
+template <typename E> static __global__ void convert_kernel(const float *x, E *y, int64_t count)
+{
+    int64_t i = ((int64_t)blockIdx.x * THREADS + threadIdx.x) * 4;
+    if (i < count) store_four(y, i, count, load_four(x, i, count));
+}
+
+template <typename E> static void convert(const kernel_run *run, const convert_args *a)
+{
+    if (a->count < 1) return;
+    cuda_launch(convert_kernel<E>, (unsigned)kernel_blocks(a->count, BLOCK), THREADS, 0,
+                (cudaStream_t)run->stream, (const float *)a->x, (E *)a->y, a->count);
+}
+
 /* ---- clipping ---- */
 static __global__ void clip_kernel(clip_args a)
 {
@@ -231,4 +245,5 @@ ENTRIES(adamw, adamw_args)
 ENTRIES(sum_squares, reduce_args)
 ENTRIES(sum, reduce_args)
 ENTRIES(nonfinite, reduce_args)
+ENTRIES(convert, convert_args)
 ENTRIES(clip, clip_args)

@@ -33,6 +33,13 @@ typedef struct reduce_args {
     int64_t *first;
 } reduce_args;
 
+/* y = x: parameters as linear maps read them. */
+typedef struct convert_args {
+    int64_t count;
+    const void *x; /* parameters */
+    void *y;       /* activations */
+} convert_args;
+
 /* scalars->grad_scale = average * min(1, limit / norm), norm = average * sqrt(*sum_squares); limit 0: no
  * clipping. *norm (NULL: not wanted) gets the norm. Where the norm or *loss (NULL: none) is not finite and
  * bad_step is 0, bad_step = step. */

@@ -42,6 +42,11 @@ KERNEL(nonfinite, reduce_args)
         if (!isfinite(((const real *)a->x)[i])) *a->first = i;
 }
 
+KERNEL(convert, convert_args)
+{
+    for (int64_t i = 0; i < a->count; i++) ((real *)a->y)[i] = ((const real *)a->x)[i];
+}
+
 KERNEL(clip, clip_args)
 {
     double norm = a->average * sqrt(*a->sum_squares);
