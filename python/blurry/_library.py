@@ -9,7 +9,7 @@ import hashlib
 import os
 import pathlib
 import re
-from typing import Any, List
+from typing import Any, Callable, List
 
 import cffi
 
@@ -103,7 +103,6 @@ ffi = cffi.FFI()
 ffi.cdef(_declarations(_folder))
 abi: str = _abi_of(_folder)
 lib = _load()
-NULL = ffi.NULL
 version: str = ffi.string(lib.blurry_version()).decode()
 
 _EXCEPTIONS = {
@@ -124,6 +123,7 @@ def check(status: int) -> None:
         raise _EXCEPTIONS.get(status, RuntimeError)(message)
 
 
-def text(pointer: Any) -> str:
-    """A C string as str; an empty one for NULL."""
-    return "" if pointer == NULL else ffi.string(pointer).decode("utf-8", "replace")
+def owned(pointer: Any, kind: str, destroy: Callable[[Any], None], *keep: Any) -> Any:
+    """`pointer` as an object that calls destroy(kind **) when nobody refers to it any more. `keep` lives as long."""
+    holder = ffi.new(f"{kind} **", pointer)
+    return ffi.gc(pointer, lambda _, holder=holder, destroy=destroy, keep=keep: destroy(holder))

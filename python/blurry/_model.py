@@ -7,19 +7,11 @@ from typing import Any, Dict, Iterator, List, Mapping, Optional, Tuple, Union
 import numpy as np
 
 from . import _settings
-from ._library import check, ffi, lib
+from ._library import check, ffi, lib, owned
 from ._plan import whole
 from ._tensors import Path, path_bytes
 
 Prompt = Union[str, bytes, Any]
-
-
-def _destroy_model(pointer: Any) -> None:
-    lib.blurry_model_destroy(ffi.new("blurry_model **", pointer))
-
-
-def _destroy_session(pointer: Any) -> None:
-    lib.blurry_session_destroy(ffi.new("blurry_session **", pointer))
 
 
 def tokens_of(name: str, value: Any, vocabulary: int, ndim: Tuple[int, ...] = (1, 2)) -> np.ndarray:
@@ -48,7 +40,7 @@ class Model:
         self._open(model[0], handle)
 
     def _open(self, pointer: Any, settings: Any) -> None:
-        self._pointer = ffi.gc(pointer, _destroy_model)
+        self._pointer = owned(pointer, "blurry_model", lib.blurry_model_destroy)
         self._handle = settings
         self._lock = threading.Lock()
         self.settings: Dict[str, str] = _settings.as_dict(settings)
@@ -184,7 +176,7 @@ class Model:
         limit = 0 if max_length is None else whole("max_length", max_length, 1)
         with self._lock:
             check(lib.blurry_session_create(handle, self._pointer, sampling, limit))
-            session = ffi.gc(handle[0], _destroy_session)
+            session = owned(handle[0], "blurry_session", lib.blurry_session_destroy, self._pointer)
             check(lib.blurry_session_feed(session, ffi.cast("int32_t *", fed.ctypes.data), fed.size))
         return self._draw(session)
 

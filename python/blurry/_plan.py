@@ -13,7 +13,7 @@ import threading
 from dataclasses import dataclass
 from typing import Any, Iterable, Optional, Sequence, Tuple, Union
 
-from ._library import check, ffi, lib
+from ._library import check, ffi, lib, owned
 
 Numbers = Union[float, Sequence[float], None]
 GRIDS = {"absolute": lib.BLURRY_GRID_ABSOLUTE, "relative": lib.BLURRY_GRID_RELATIVE}
@@ -35,7 +35,8 @@ class Description:
     decay: bool
     grid: str
     dtype: int
-    device: int = 0
+    device: int = lib.BLURRY_DEVICE_CPU
+    ordinal: int = 0  # which GPU; it must be current in this thread when the plan is made and used
     threads: int = 0
     fold: int = 0
 
@@ -129,14 +130,12 @@ class Plan:
         desc.period = period
         desc.grid = GRIDS[description.grid]
         desc.decay = int(description.decay)
-        for name in ("batch", "length", "heads", "heads_kv", "dim_k", "dim_v", "modes", "scale", "dtype", "threads",
-                     "fold"):
+        for name in ("batch", "length", "heads", "heads_kv", "dim_k", "dim_v", "modes", "scale", "dtype", "device",
+                     "threads", "fold"):
             setattr(desc, name, getattr(description, name))
-        if description.device:
-            desc.device = description.device
         handle = ffi.new("blurry_attn_plan **")
         check(lib.blurry_attn_plan_create(handle, desc))
-        self.pointer = ffi.gc(handle[0], _destroy)
+        self.pointer = owned(handle[0], "blurry_attn_plan", lib.blurry_attn_plan_destroy)
         self.state_bytes: int = lib.blurry_attn_state_bytes(self.pointer)
         self.saved_bytes: int = lib.blurry_attn_saved_bytes(self.pointer)
         self.forward_bytes: int = lib.blurry_attn_forward_workspace(self.pointer)
@@ -146,11 +145,6 @@ class Plan:
     @property
     def kernel(self) -> str:
         return ffi.string(lib.blurry_attn_plan_kernel(self.pointer)).decode()
-
-
-def _destroy(pointer: Any) -> None:
-    handle = ffi.new("blurry_attn_plan **", pointer)
-    lib.blurry_attn_plan_destroy(handle)
 
 
 _CAPACITY = 64

@@ -4,12 +4,8 @@ from __future__ import annotations
 import math
 from typing import Any, Dict, Mapping
 
-from ._library import check, ffi, lib
+from ._library import check, ffi, lib, owned
 from ._tensors import path_bytes
-
-
-def _destroy(pointer: Any) -> None:
-    lib.blurry_settings_destroy(ffi.new("blurry_settings **", pointer))
 
 
 def as_text(key: str, value: Any) -> str:
@@ -28,13 +24,13 @@ def as_text(key: str, value: Any) -> str:
 def create() -> Any:
     handle = ffi.new("blurry_settings **")
     check(lib.blurry_settings_create(handle))
-    return ffi.gc(handle[0], _destroy)
+    return owned(handle[0], "blurry_settings", lib.blurry_settings_destroy)
 
 
 def of_checkpoint(path: Any) -> Any:
     handle = ffi.new("blurry_settings **")
     check(lib.blurry_checkpoint_settings(path_bytes(path), handle))
-    return ffi.gc(handle[0], _destroy)
+    return owned(handle[0], "blurry_settings", lib.blurry_settings_destroy)
 
 
 def assign(settings: Any, values: Mapping[str, Any]) -> None:

@@ -136,8 +136,7 @@ class State:
     def reset(self) -> None:
         """Forgets everything: position 0, empty slots."""
         with self._lock:
-            for b in range(self.batch):
-                check(lib.blurry_attn_state_init(self._plan.pointer, self._at(b)))
+            check(lib.blurry_attn_states_init(self._plan.pointer, pointer(self._memory), self.batch, ffi.NULL))
 
     # ---- decoding ----
     def step(self, q: Any, k: Any, v: Any) -> np.ndarray:
@@ -148,9 +147,8 @@ class State:
         v = shaped("v", floats("v", v, self.dtype), (d.batch, d.heads_kv, d.dim_v), "[B, Hkv, Dv]")
         output = np.empty((d.batch, d.heads, d.dim_v), self.dtype)
         workspace = aligned(self._plan.step_bytes)
-        states = ffi.new("void *[]", [self._at(b) for b in range(d.batch)])
         args = ffi.new("blurry_attn_step_args *")
-        args.count, args.states = d.batch, states
+        args.count, args.state_batch = d.batch, pointer(self._memory)
         args.q, args.k, args.v, args.o = (pointer(x) for x in (q, k, v, output))
         args.workspace, args.workspace_bytes = pointer(workspace), workspace.size
         with self._lock:
