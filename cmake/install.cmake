@@ -2,6 +2,11 @@
 include(CMakePackageConfigHelpers)
 install(TARGETS blurry_shared blurry_static EXPORT blurry-targets
   LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
+# For the wheel (python/packaging): the library alone, which finds the libraries beside it. An RPATH, not a RUNPATH, also
+# serves the libraries that those need in turn.
+set_target_properties(blurry_shared PROPERTIES INSTALL_RPATH "$ORIGIN")
+target_link_options(blurry_shared PRIVATE -Wl,--disable-new-dtags)
+install(TARGETS blurry_shared LIBRARY DESTINATION . COMPONENT python EXCLUDE_FROM_ALL NAMELINK_SKIP)
 install(TARGETS blurry_cli RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
 install(DIRECTORY include/blurry DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
 install(EXPORT blurry-targets NAMESPACE blurry:: DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/blurry)

@@ -6,6 +6,11 @@
 
 PyTorch 1.13 and later; torch.compile from 2.4 on.
 """
+try:
+    import torch as _torch  # noqa: F401
+except ImportError as problem:
+    raise ImportError("blurry.torch needs PyTorch 1.13 or later: install torch (Debian: python3-torch)") from problem
+
 from ._attention import State, attention
 from ._cache import Cache
 from ._layer import BlurryAttention, ShortConvolution
