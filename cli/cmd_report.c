@@ -4,6 +4,7 @@
 #include "cli/figure.h"
 #include "cli/options.h"
 #include "cli/report.h"
+#include "cli/report_db.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -11,11 +12,17 @@
 
 static const char usage[] =
     "usage: blurry report RUN... --out FILE.html [--png DIR] [--csv DIR]\n"
+    "       blurry report --db FILE.db [--sweep NAME] [--figure KIND] --out FILE.html [--png DIR] [--csv "
+    "DIR]\n"
     "  RUN        a directory that `blurry train` made; runs that differ in the seed alone are taken "
     "together\n"
     "  --out      the page: one file, no script, nothing loaded from anywhere (default report.html)\n"
     "  --png DIR  copies of all figures as PNG\n"
-    "  --csv DIR  every number of the page as CSV (the page itself holds the same tables)\n\n"
+    "  --csv DIR  every number of the page as CSV (the page itself holds the same tables)\n"
+    "  --db       the results of sweeps (`blurry sweep`): one figure for each, or for the one that --sweep "
+    "names;\n"
+    "             --figure pareto, state, resolution, width or choices draws another than its file asks "
+    "for\n\n"
     "gnuplot draws the figures (Debian: gnuplot-nox).\n";
 
 typedef struct request {
@@ -198,19 +205,30 @@ int cmd_report(int argc, char **argv)
         return CLI_OK;
     }
     request q = {.out = "report.html"};
+    report_db_request db = {0};
     const char **paths = calloc((size_t)argc, sizeof *paths);
     if (!paths) return CLI_FAILED;
-    const cli_option own[] = {{.name = "--out", .value = &q.out},
-                              {.name = "--png", .value = &q.png},
-                              {.name = "--csv", .value = &q.csv}};
+    const cli_option own[] = {
+        {.name = "--out", .value = &q.out},      {.name = "--png", .value = &q.png},
+        {.name = "--csv", .value = &q.csv},      {.name = "--db", .value = &db.database},
+        {.name = "--sweep", .value = &db.sweep}, {.name = "--figure", .value = &db.figure}};
     cli_line line = {.verb = "report",
                      .own = own,
                      .own_count = sizeof own / sizeof own[0],
                      .positional = paths,
                      .positional_max = argc};
     int rc = options_parse(&line, argc, argv);
-    if (rc == CLI_OK && line.positional_count == 0) rc = options_usage("report", "name at least one run");
-    if (rc == CLI_OK) rc = report_runs(&q, paths, (size_t)line.positional_count);
+    db.out = q.out;
+    db.png = q.png;
+    db.csv = q.csv;
+    if (rc == CLI_OK && db.database && line.positional_count)
+        rc = options_usage("report", "'%s': give runs or --db, not both", paths[0]);
+    else if (rc == CLI_OK && db.database)
+        rc = report_db(&db);
+    else if (rc == CLI_OK && line.positional_count == 0)
+        rc = options_usage("report", "name at least one run");
+    else if (rc == CLI_OK)
+        rc = report_runs(&q, paths, (size_t)line.positional_count);
     free(paths);
     return rc;
 }

@@ -28,6 +28,9 @@ typedef struct report {
     int descends;
 } report;
 
+/* The role of the palette that a mixer has in every figure. */
+const char *report_colour(const char *mixer);
+
 /* Sorts the runs into groups; takes them over. Prints its own message. */
 int report_build(report *r, run *runs, size_t count);
 void report_free(report *r);
@@ -36,6 +39,9 @@ void report_free(report *r);
 int report_plot_training(const report *r, plot *p);
 /* Metric against state size: each seed, mean and spread. */
 int report_plot_state(const report *r, plot *p);
+
+/* A logarithmic x axis with ticks at 1, 2 and 5 times powers of ten, fewer where it is long. */
+void report_log_axis(FILE *to, double from, double end);
 
 /* Attention of a trained model on a validation sample. */
 typedef struct report_mask {

@@ -25,6 +25,12 @@ static const struct mixer_look *look_of(const char *mixer)
     return NULL;
 }
 
+const char *report_colour(const char *mixer)
+{
+    const struct mixer_look *look = look_of(mixer);
+    return look ? look->colour : "violet";
+}
+
 /* "blurry,blurry" and "blurry" are both blurry; layers that differ are "mixed". */
 static void mixer_of(const run *r, char mixer[64])
 {
@@ -94,7 +100,7 @@ static void label_groups(report *r)
         mixer_of(first, g->mixer);
         const struct mixer_look *look = look_of(g->mixer);
         snprintf(g->label, sizeof g->label, "%s", look ? look->name : g->mixer);
-        g->colour = look ? look->colour : "violet";
+        g->colour = report_colour(g->mixer);
         g->full = !strcmp(g->mixer, "softmax");
         add_size(first, g);
     }

@@ -122,8 +122,7 @@ static void write_states(const report *r, FILE *to)
     }
 }
 
-/* A logarithmic axis with ticks at 1, 2 and 5 times powers of ten, fewer where it is long. */
-static void log_axis(FILE *to, double from, double end)
+void report_log_axis(FILE *to, double from, double end)
 {
     static const double steps[] = {1, 2, 5};
     int all = end / from < 200;
@@ -152,7 +151,7 @@ int report_plot_state(const report *r, plot *p)
     }
     write_states(r, to);
     axes(r, p, "state size (elements, all layers)");
-    log_axis(to, fmax(least, 1) / 1.7, fmax(most, 1) * 1.7);
+    report_log_axis(to, fmax(least, 1) / 1.7, fmax(most, 1) * 1.7);
     const char *separator = "plot ";
     for (size_t i = 0; i < r->group_count; i++) {
         const report_group *g = &r->groups[i];

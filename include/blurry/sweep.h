@@ -155,7 +155,7 @@ typedef struct blurry_result {
 } blurry_result;
 
 typedef struct blurry_results_sweep {
-    const char *name, *title, *figure; /* figure: pareto, resolution, width, state or "" */
+    const char *name, *title, *figure; /* figure: pareto, state, resolution, width, choices, none or "" */
 } blurry_results_sweep;
 
 /* Reads the whole database as it is now; it is not changed. */

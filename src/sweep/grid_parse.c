@@ -311,12 +311,12 @@ static blurry_status take_exclusions(source *s, const yaml_node_t *node)
 
 static blurry_status take_figure(source *s, const yaml_node_t *node)
 {
-    static const char *const known[] = {"pareto", "resolution", "width", "state", "none"};
+    static const char *const known[] = {"pareto", "resolution", "width", "state", "choices", "none"};
     STATUS_TRY(scalar(s, node, "figure", s->g->figure, sizeof s->g->figure));
     for (size_t i = 0; i < sizeof known / sizeof known[0]; i++)
         if (!strcmp(known[i], s->g->figure)) return BLURRY_OK;
-    return grid_fail(s->g, line_of(node), "figure is '%s': give pareto, resolution, width, state or none",
-                     s->g->figure);
+    return grid_fail(s->g, line_of(node),
+                     "figure is '%s': give pareto, state, resolution, width, choices or none", s->g->figure);
 }
 
 static blurry_status take_section(source *s, const char *key, int line, const yaml_node_t *value)
