@@ -1,4 +1,5 @@
 /* blurry train TASK ...: trains a model in a run directory, or continues the run that is there. */
+#include "blurry/ranks.h"
 #include "blurry/train.h"
 #include "cli/cli.h"
 #include "cli/options.h"
@@ -20,7 +21,8 @@ static void print_help(void)
            "then a configuration file, then single settings. On a terminal one line shows the progress, "
            "elsewhere the\n"
            "log's JSON lines are written. Ctrl-C saves a checkpoint and stops; --pause-at does so at a given "
-           "step.\n\n"
+           "step.\n"
+           "Under mpirun every rank works on its share of each batch; the first one keeps DIR.\n\n"
            "tasks:\n");
     for (int i = 0; i < blurry_task_count(); i++)
         printf("  %-15s %s\n", blurry_task_name(i), blurry_task_summary(i));
@@ -69,6 +71,18 @@ static void print_result(const progress_view *view, const char *out)
     fputc('\n', to);
 }
 
+/* All ranks know of a run that ended, was stopped or is not finite, and the first one reports it. A failure
+ * that only this rank has seen ends all of them. */
+static int other_rank(blurry_status status)
+{
+    if (status == BLURRY_OK) return CLI_OK;
+    if (status == BLURRY_E_CANCELLED || status == BLURRY_E_NUMERIC || status == BLURRY_E_INVALID)
+        return CLI_FAILED;
+    int code = cli_report(status, "train");
+    blurry_ranks_abort(code);
+    return code;
+}
+
 static int train(blurry_settings *settings, const char *out, long long pause_at, int quiet)
 {
     char task[1024] = "", mixer[1024] = "", title[80];
@@ -77,15 +91,20 @@ static int train(blurry_settings *settings, const char *out, long long pause_at,
     snprintf(title, sizeof title, "%s %s", task, mixer);
     progress_view view;
     progress_open(&view, stdout, title, quiet);
+    if (blurry_ranks_size() > 1) view.terminal = 0; /* mpirun passes on lines */
     view.pause_at = pause_at;
     blurry_status status = blurry_train(settings, out, progress_show, &view);
     progress_close(&view);
+    if (blurry_ranks_rank() > 0) return other_rank(status);
     /* Unreadable input is a mistake of the command line as long as the run had not begun. */
     if (!view.begun) return cli_report_input(status, "train");
     if (status == BLURRY_E_CANCELLED && pause_at > 0 && view.last.step >= pause_at)
         status = BLURRY_OK; /* as asked */
     if (status == BLURRY_OK && !quiet) print_result(&view, out);
-    return cli_report(status, "train");
+    int code = cli_report(status, "train");
+    if (status != BLURRY_OK && status != BLURRY_E_CANCELLED && status != BLURRY_E_NUMERIC)
+        blurry_ranks_abort(code);
+    return code;
 }
 
 int cmd_train(int argc, char **argv)
@@ -109,7 +128,9 @@ int cmd_train(int argc, char **argv)
     if (code == CLI_OK && !out) code = options_usage("train", "--out DIR is missing");
     if (code == CLI_OK && pause && (!options_integer(pause, &pause_at) || pause_at < 1))
         code = options_usage("train", "pause-at is '%s': give a step from 1 on", pause);
+    if (code == CLI_OK) code = cli_report(blurry_ranks_open(), "train");
     if (code == CLI_OK) code = train(line.settings, out, pause_at, quiet);
+    blurry_ranks_close();
     blurry_settings_destroy(&line.settings);
     return code;
 }

@@ -1,6 +1,7 @@
 /* Evaluation of a model on a split of its task, and of a checkpoint file (blurry_evaluate). */
 #include "base/memory.h"
 #include "train/checkpoint.h"
+#include "train/parallel.h"
 #include "train/trainer.h"
 
 #include <math.h>
@@ -56,6 +57,18 @@ static blurry_status score_batch(evaluator *e, blurry_model *model, const blurry
     return blurry_task_score(task, e->samples, e->argmax, e->probabilities, outputs.loss, score);
 }
 
+/* Several ranks: all get the whole score, or all the failure. */
+static blurry_status agree_on(blurry_status status, blurry_score *score)
+{
+    int64_t numeric = status == BLURRY_E_NUMERIC;
+    if (status != BLURRY_OK && !numeric) return status; /* the program ends all ranks */
+    ranks_sum_i64(&numeric, 1);
+    if (numeric && status == BLURRY_OK)
+        return status_fail(BLURRY_E_NUMERIC, "evaluation: the loss is not finite on another rank");
+    if (status == BLURRY_OK) parallel_sum_score(score);
+    return status;
+}
+
 blurry_status evaluator_run(evaluator *e, blurry_model *model, const blurry_task *task, blurry_split split,
                             int64_t limit, blurry_metrics *metrics)
 {
@@ -67,10 +80,14 @@ blurry_status evaluator_run(evaluator *e, blurry_model *model, const blurry_task
         return status_fail(BLURRY_E_INVALID, "split is %s: task %s has no samples there",
                            blurry_split_name(split), info.name);
     blurry_score score = {0};
-    for (int64_t first = 0; first < n; first += e->batch) {
+    int64_t stride = e->batch * blurry_ranks_size(); /* batch i is rank i % size's */
+    blurry_status status = BLURRY_OK;
+    for (int64_t first = e->batch * blurry_ranks_rank(); first < n && status == BLURRY_OK; first += stride) {
         int64_t count = n - first < e->batch ? n - first : e->batch;
-        STATUS_TRY(score_batch(e, model, task, split, first, count, &score));
+        status = score_batch(e, model, task, split, first, count, &score);
     }
+    if (blurry_ranks_size() > 1) status = agree_on(status, &score);
+    STATUS_TRY(status);
     blurry_task_metrics(task, &score, metrics);
     return BLURRY_OK;
 }

@@ -1,5 +1,6 @@
 /* blurry_train: steps, evaluations, checkpoints and the reasons to stop, in a run directory. */
 #include "base/file.h"
+#include "train/parallel.h"
 #include "train/run.h"
 
 #include <math.h>
@@ -31,8 +32,12 @@ static blurry_status save(run *r)
 {
     if (r->saved_step == r->trainer->step && !r->state.end[0]) return BLURRY_OK;
     STATUS_TRY(check_weights(r));
-    STATUS_TRY(run_log_sync(&r->folder.log));
     r->state.step = r->trainer->step;
+    if (blurry_ranks_rank() > 0) { /* the first of several ranks keeps the directory */
+        r->saved_step = r->trainer->step;
+        return BLURRY_OK;
+    }
+    STATUS_TRY(run_log_sync(&r->folder.log));
     STATUS_TRY(checkpoint_save(r->folder.path, r->trainer, &r->state));
     r->saved_step = r->trainer->step;
     run_tell(r, BLURRY_EVENT_CHECKPOINT, NULL);
@@ -41,7 +46,7 @@ static blurry_status save(run *r)
 
 static blurry_status save_best(run *r)
 {
-    if (!settings_values(r->trainer->settings)->keep_best) return BLURRY_OK;
+    if (!settings_values(r->trainer->settings)->keep_best || blurry_ranks_rank() > 0) return BLURRY_OK;
     char *path = file_join(r->folder.path, CHECKPOINT_BEST);
     if (!path) return status_fail(BLURRY_E_MEMORY, "checkpoint: out of memory for a path");
     r->state.step = r->trainer->step;
@@ -113,6 +118,7 @@ static blurry_status loop(run *r)
         STATUS_TRY(blurry_trainer_step(t, &r->last));
         measure_speed(r);
         STATUS_TRY(run_report_step(r));
+        ranks_broadcast(&r->cancelled, sizeof r->cancelled); /* only the first of several ranks is told */
         int last = t->step >= t->schedule.steps;
         if (last || t->step % r->eval_every == 0) STATUS_TRY(evaluate(r));
         if (last && !r->state.end[0]) strcpy(r->state.end, "steps");
@@ -139,22 +145,33 @@ static blurry_status end_not_finite(run *r)
     return logged == BLURRY_OK ? status_fail(BLURRY_E_NUMERIC, "%s", message) : logged;
 }
 
+/* From the directory's checkpoint; several ranks get it from the first. */
+static blurry_status resume(run *r)
+{
+    blurry_status status = BLURRY_OK;
+    if (blurry_ranks_rank() == 0) status = checkpoint_resume(r->folder.path, r->trainer, &r->state);
+    STATUS_TRY(parallel_agree(status));
+    STATUS_TRY(parallel_share(r->trainer, &r->state));
+    r->saved_step = r->trainer->step;
+    r->first_step = r->trainer->step;
+    if (blurry_ranks_rank() == 0)
+        STATUS_TRY(run_log_rewind(&r->folder.log, r->trainer->step, r->state.end[0] != 0));
+    run_tell(r, BLURRY_EVENT_START, NULL);
+    return BLURRY_OK;
+}
+
 static blurry_status start(run *r)
 {
     r->started = r->window_start = run_now();
     r->saved_step = -1;
     r->state.best = NAN;
     STATUS_TRY(checkpoint_fingerprint(r->trainer->settings, r->trainer->task, r->state.data));
-    if (r->folder.has_checkpoint) {
-        STATUS_TRY(checkpoint_resume(r->folder.path, r->trainer, &r->state));
-        r->saved_step = r->trainer->step;
-        r->first_step = r->trainer->step;
-        STATUS_TRY(run_log_rewind(&r->folder.log, r->trainer->step, r->state.end[0] != 0));
-        run_tell(r, BLURRY_EVENT_START, NULL);
-        return BLURRY_OK;
+    ranks_broadcast(&r->folder.has_checkpoint, sizeof r->folder.has_checkpoint);
+    if (r->folder.has_checkpoint) return resume(r);
+    if (blurry_ranks_rank() == 0) {
+        STATUS_TRY(run_log_rewind(&r->folder.log, -1, 0));
+        checkpoint_sweep(r->folder.path, NULL);
     }
-    STATUS_TRY(run_log_rewind(&r->folder.log, -1, 0));
-    checkpoint_sweep(r->folder.path, NULL);
     STATUS_TRY(run_report_start(r));
     return save(r);
 }
@@ -176,7 +193,9 @@ blurry_status blurry_train(const blurry_settings *settings, const char *out, blu
     run r = {.progress = progress, .context = context, .folder = {.lock = -1, .log = {.fd = -1}}};
     /* The trainer first: wrong settings must fail before the directory is touched. */
     STATUS_TRY(blurry_trainer_create(settings, &r.trainer));
-    blurry_status status = run_folder_open(&r.folder, out, settings);
+    blurry_status status = BLURRY_OK;
+    if (blurry_ranks_rank() == 0) status = run_folder_open(&r.folder, out, settings);
+    status = parallel_agree(status);
     if (status == BLURRY_OK) {
         plan_intervals(&r);
         status = start(&r);

@@ -1,5 +1,6 @@
 /* What a run tells: see run.h. */
 #include "train/run.h"
+#include "train/ranks.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -14,9 +15,9 @@ double run_now(void)
 
 void run_tell(run *r, blurry_event event, const char *json)
 {
-    if (!r->progress) return;
+    if (!r->progress || blurry_ranks_rank() > 0) return;
     const blurry_trainer *t = r->trainer;
-    int64_t done = t->step - r->first_step, seen = t->step * t->part_size * t->part_count;
+    int64_t done = t->step - r->first_step, seen = t->step * settings_values(t->settings)->batch;
     double seconds = run_now() - r->started;
     blurry_progress p = {
         .event = event,
@@ -39,10 +40,11 @@ void run_tell(run *r, blurry_event event, const char *json)
     if (r->progress(r->context, &p)) r->cancelled = 1;
 }
 
-/* Writes a line to the log and tells the caller. */
+/* Writes a line to the log and tells the caller; of several ranks the first one does. */
 static blurry_status report(run *r, blurry_event event, const log_field *fields, int n)
 {
     char *line = NULL;
+    if (blurry_ranks_rank() > 0) return BLURRY_OK;
     STATUS_TRY(run_log_format(fields, n, &line));
     blurry_status status = run_log_append(&r->folder.log, line);
     if (status == BLURRY_OK) run_tell(r, event, line);
@@ -76,7 +78,7 @@ blurry_status run_report_start(run *r)
 blurry_status run_report_step(run *r)
 {
     const blurry_trainer *t = r->trainer;
-    double seen = (double)(t->step * t->part_size * t->part_count);
+    double seen = (double)(t->step * settings_values(t->settings)->batch);
     if (t->step % r->log_every && t->step != t->schedule.steps) {
         run_tell(r, BLURRY_EVENT_STEP, NULL);
         return BLURRY_OK;

@@ -3,6 +3,7 @@
 #include "base/memory.h"
 #include "model/model.h"
 #include "train/order.h"
+#include "train/parallel.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -50,7 +51,7 @@ static int64_t count_steps(const struct settings *s, int64_t samples)
 
 static blurry_status make_parts(blurry_trainer *t, const struct settings *s)
 {
-    t->part_size = s->batch / s->accumulate;
+    t->part_size = s->batch / s->accumulate / blurry_ranks_size();
     STATUS_TRY(
         memory_alloc((void **)&t->parts, (size_t)s->accumulate, sizeof *t->parts, "list of micro-batches"));
     STATUS_TRY(
@@ -83,9 +84,14 @@ static blurry_status trainer_init(blurry_trainer *t, const blurry_settings *sett
     STATUS_TRY(blurry_task_create(&t->task, settings));
     blurry_task_describe(t->task, &t->info);
     STATUS_TRY(trainer_steps(s, &t->info, &steps));
+    if (s->batch % (s->accumulate * blurry_ranks_size()))
+        return status_fail(BLURRY_E_INVALID, "batch is %lld: over %d ranks give a multiple of %lld",
+                           (long long)s->batch, blurry_ranks_size(),
+                           (long long)s->accumulate * blurry_ranks_size());
     STATUS_TRY(trainer_resolve(settings, t->task, &t->settings));
     STATUS_TRY(schedule_init(&t->schedule, s, steps));
     STATUS_TRY(make_parts(t, s));
+    STATUS_TRY(parallel_choose_gpu(s));
     STATUS_TRY(trainer_make_model(t->settings, t->part_size, 1, &t->model));
     STATUS_TRY(optimiser_create(&t->optimiser, t->model->dev, t->model, s));
     return evaluator_create(&t->evaluator, t->task, t->part_size);
@@ -98,7 +104,8 @@ blurry_status blurry_trainer_create(const blurry_settings *settings, blurry_trai
     if (!settings) return status_fail(BLURRY_E_INVALID, "settings is NULL");
     blurry_trainer *t = NULL;
     STATUS_TRY(memory_alloc((void **)&t, 1, sizeof *t, "trainer"));
-    blurry_status status = trainer_init(t, settings);
+    blurry_status status = parallel_agree(trainer_init(t, settings));
+    if (status == BLURRY_OK) status = parallel_open(t);
     if (status != BLURRY_OK) blurry_trainer_destroy(&t);
     *trainer = t;
     return status;
@@ -108,6 +115,7 @@ void blurry_trainer_destroy(blurry_trainer **trainer)
 {
     blurry_trainer *t = trainer ? *trainer : NULL;
     if (!t) return;
+    parallel_close(t);
     evaluator_destroy(&t->evaluator);
     optimiser_destroy(&t->optimiser);
     blurry_model_destroy(&t->model);
@@ -120,7 +128,13 @@ void blurry_trainer_destroy(blurry_trainer **trainer)
     *trainer = NULL;
 }
 
-/* The samples of the coming step, and how many labels they have together. */
+/* The place in the stream of samples of this rank's micro-batch number `part`. */
+static int64_t place_of_part(const blurry_trainer *t, int64_t first_place, int64_t part)
+{
+    return first_place + (part * blurry_ranks_size() + blurry_ranks_rank()) * t->part_size;
+}
+
+/* The samples of the coming step, and how many labels and tokens those of all ranks have together. */
 static blurry_status draw_samples(blurry_trainer *t, int64_t first_place, int64_t *labels, int64_t *tokens)
 {
     uint64_t seed = (uint64_t)settings_values(t->settings)->seed;
@@ -128,11 +142,15 @@ static blurry_status draw_samples(blurry_trainer *t, int64_t first_place, int64_
     for (int64_t part = 0; part < t->part_count; part++) {
         for (int64_t i = 0; i < t->part_size; i++)
             t->indices[i] =
-                order_sample(seed, t->info.samples[BLURRY_TRAIN], first_place + part * t->part_size + i);
+                order_sample(seed, t->info.samples[BLURRY_TRAIN], place_of_part(t, first_place, part) + i);
         STATUS_TRY(blurry_task_fill(t->task, BLURRY_TRAIN, t->indices, t->part_size, 0, t->parts[part]));
         *labels += t->parts[part]->row_count;
         *tokens += t->parts[part]->count * t->parts[part]->length;
     }
+    int64_t totals[] = {*labels, *tokens};
+    ranks_sum_i64(totals, 2);
+    *labels = totals[0];
+    *tokens = totals[1];
     if (*labels == 0)
         return status_fail(BLURRY_E_INVALID, "step %lld: no sample has a label", (long long)t->step + 1);
     return BLURRY_OK;
@@ -149,7 +167,7 @@ static blurry_status not_finite(const blurry_trainer *t, const char *what, doubl
 blurry_status blurry_trainer_step(blurry_trainer *t, blurry_step *report)
 {
     if (!t) return status_fail(BLURRY_E_INVALID, "trainer is NULL");
-    int64_t first_place = t->step * t->part_size * t->part_count, labels, tokens;
+    int64_t first_place = t->step * settings_values(t->settings)->batch, labels, tokens;
     double loss = 0, norm;
     STATUS_TRY(draw_samples(t, first_place, &labels, &tokens));
     STATUS_TRY(blurry_model_zero_gradient(t->model));
@@ -162,11 +180,13 @@ blurry_status blurry_trainer_step(blurry_trainer *t, blurry_step *report)
                               .rows = p->rows,
                               .labels = p->labels};
         blurry_outputs outputs = {0};
-        uint64_t draw = (uint64_t)(first_place + part * t->part_size);
+        uint64_t draw = (uint64_t)place_of_part(t, first_place, part);
         STATUS_TRY(blurry_model_gradient(t->model, &batch, 1.0 / (double)labels, draw, &outputs));
         loss += outputs.loss;
-        if (!isfinite(loss)) return not_finite(t, "the loss", loss);
     }
+    ranks_sum_f64(&loss, 1);
+    if (!isfinite(loss)) return not_finite(t, "the loss", loss);
+    STATUS_TRY(parallel_sum_gradients(t));
     STATUS_TRY(optimiser_measure(&t->optimiser, &norm));
     if (!isfinite(norm)) return not_finite(t, "the gradient's norm", norm);
     double lr = schedule_rate(&t->schedule, t->step);

@@ -7,6 +7,7 @@
 #include "blurry/model.h"
 #include "blurry/task.h"
 #include "blurry/train.h"
+#include "device/collective.h"
 #include "train/optimiser.h"
 #include "train/schedule.h"
 
@@ -33,10 +34,12 @@ struct blurry_trainer {
     optimiser optimiser;
     schedule schedule;
     evaluator evaluator;
-    blurry_samples **parts; /* [accumulate] micro-batches of one step */
-    int64_t part_count, part_size;
-    int64_t *indices; /* [part_size] */
-    int64_t step;     /* steps done */
+    blurry_samples **parts;        /* [accumulate] micro-batches of one step */
+    int64_t part_count, part_size; /* of this rank */
+    int64_t *indices;              /* [part_size] */
+    int64_t step;                  /* steps done */
+    collective *collective;        /* several ranks: NCCL between their GPUs, or NULL */
+    void *exchange;                /* several ranks: gradients in host memory on their way, or NULL */
 };
 
 /* Settings as the model sees them: vocabulary and length as the task has them. The caller destroys *resolved.
