@@ -29,11 +29,4 @@ struct operator_errors {
 operator_errors operator_case_run(const operator_case &c);
 void operator_case_print(const operator_case &c, const operator_errors &e, double tolerance);
 
-/* A plan's worth of device memory for timing. */
-struct operator_bench {
-    double forward_ms, both_ms;
-    size_t forward_bytes, backward_bytes, saved_bytes, table_bytes;
-};
-operator_bench operator_bench_run(const operator_case &c, int repeats);
-
 #endif

@@ -6,6 +6,7 @@ extern "C" {
 }
 #include "base/sizes.h"
 #include "kernels/blurry/cuda_direct.h"
+#include "kernels/blurry/cuda_fast.h"
 
 #include <new>
 #include <stdlib.h>
@@ -14,6 +15,7 @@ extern "C" {
 struct bla_tables {
     int blocks;          /* blocks of the plain kernels at once */
     bla_period *periods; /* [Hkv] device memory, followed by the visible positions of each distinct period */
+    fast_tables fast;
 };
 
 /* ---- tables ---- */
@@ -71,7 +73,8 @@ static blurry_status upload_periods(const bla_shape *s, bla_tables *t)
         error = cudaMalloc((void **)&t->periods, bytes);
         if (error == cudaSuccess) {
             fill_periods(s, list, of_head, n, host, (char *)t->periods);
-            error = cudaMemcpy(t->periods, host, bytes, cudaMemcpyHostToDevice);
+            if (t->fast.kernels) error = fast_prepare(s, &t->fast, (bla_period *)host);
+            if (error == cudaSuccess) error = cudaMemcpy(t->periods, host, bytes, cudaMemcpyHostToDevice);
         }
     }
     free(host), free(of_head), free(list);
@@ -83,6 +86,7 @@ static void release(void *tables)
     bla_tables *t = (bla_tables *)tables;
     if (!t) return;
     if (t->periods) (void)cudaFree(t->periods);
+    fast_release(&t->fast);
     free(t);
 }
 
@@ -103,12 +107,14 @@ static int direct_blocks(void)
     return 2 * multiprocessors();
 }
 
-static blurry_status prepare(const bla_shape *shape, void **tables)
+template <bool is_bf16> static blurry_status prepare(const bla_shape *shape, void **tables)
 {
     *tables = NULL;
     bla_tables *t = (bla_tables *)calloc(1, sizeof *t);
     if (!t) return status_fail(BLURRY_E_MEMORY, "no memory for the tables of blurry attention");
     t->blocks = direct_blocks();
+    t->fast.multiprocessors = multiprocessors();
+    t->fast.kernels = is_bf16 ? fast_find(shape) : NULL;
     blurry_status status = upload_periods(shape, t);
     if (status != BLURRY_OK) {
         release(t);
@@ -172,20 +178,41 @@ static bla_call call_of(const bla_shape *s, const bla_tables *t, int64_t n, cons
     return c;
 }
 
-static size_t forward_workspace(const bla_shape *s)
+static size_t larger(size_t a, size_t b)
 {
-    return size_add(offsets_bytes(s), direct_forward_workspace(s, direct_blocks()));
+    return a > b ? a : b;
 }
 
-static size_t backward_workspace(const bla_shape *s)
+template <bool is_bf16> static size_t forward_workspace(const bla_shape *s)
 {
-    return size_add(offsets_bytes(s), direct_backward_workspace(s, direct_blocks()));
+    size_t fast = is_bf16 ? fast_forward_workspace(s, multiprocessors()) : 0;
+    return size_add(offsets_bytes(s), larger(fast, direct_forward_workspace(s, direct_blocks())));
 }
 
-static size_t saved_bytes(const bla_shape *s)
+template <bool is_bf16> static size_t backward_workspace(const bla_shape *s)
 {
-    (void)s;
-    return 0;
+    size_t fast = is_bf16 ? fast_backward_workspace(s, multiprocessors()) : 0;
+    return size_add(offsets_bytes(s), larger(fast, direct_backward_workspace(s, direct_blocks())));
+}
+
+template <bool is_bf16> static size_t saved_bytes(const bla_shape *s)
+{
+    return is_bf16 ? size_align(fast_saved_bytes(s)) : 0;
+}
+
+/* The tokens of the longest sequence. */
+static int64_t longest_of(const bla_shape *s, int64_t n, const int64_t *offsets)
+{
+    int64_t longest = s->batch > 0 && !offsets ? s->tokens / s->batch : 0;
+    for (int64_t b = 0; offsets && b < n; b++)
+        if (offsets[b + 1] - offsets[b] > longest) longest = offsets[b + 1] - offsets[b];
+    return longest;
+}
+
+/* Whether tensors start where 16 bytes may be copied at once. */
+static bool aligned(const void *a, const void *b, const void *c, const void *d)
+{
+    return (((uintptr_t)a | (uintptr_t)b | (uintptr_t)c | (uintptr_t)d) & 15) == 0;
 }
 
 template <bool is_bf16> static void forward(const bla_shape *s, const void *tables, const bla_forward *a)
@@ -197,7 +224,10 @@ template <bool is_bf16> static void forward(const bla_shape *s, const void *tabl
     c.in = state_of(a->in), c.out = state_of(a->out);
     c.positions = (const char *)a->positions, c.position_stride = a->position_stride;
     char *room = (char *)a->workspace + offsets_bytes(s);
-    direct_forward(&c, is_bf16, t->blocks, room, stream);
+    if (t->fast.kernels && aligned(c.q, c.k, c.v, c.o))
+        fast_forward(&t->fast, s, &c, longest_of(s, a->n_sequences, a->offsets), a->saved, room, stream);
+    else
+        direct_forward(&c, is_bf16, t->blocks, room, stream);
 }
 
 template <bool is_bf16> static void backward(const bla_shape *s, const void *tables, const bla_backward *a)
@@ -210,16 +240,20 @@ template <bool is_bf16> static void backward(const bla_shape *s, const void *tab
     c.in = state_of(a->in), c.d_out = state_of(a->d_out), c.d_in = state_of(a->d_in);
     c.positions = (const char *)a->positions, c.position_stride = a->position_stride;
     char *room = (char *)a->workspace + offsets_bytes(s);
-    direct_backward(&c, is_bf16, t->blocks, s->tokens, a->d_period, a->d_period_abs, room, stream);
+    bool period = a->d_period || a->d_period_abs;
+    if (t->fast.kernels && !period && aligned(c.q, c.k, c.v, c.d_o) && aligned(c.d_q, c.d_k, c.d_v, NULL))
+        fast_backward(&t->fast, s, &c, longest_of(s, a->n_sequences, a->offsets), a->saved, room, stream);
+    else
+        direct_backward(&c, is_bf16, t->blocks, s->tokens, a->d_period, a->d_period_abs, room, stream);
 }
 
 extern "C" const bla_kernel *bla_kernel_cuda(blurry_dtype dtype)
 {
     static const bla_kernel kernels[2] = {
-        {"cuda", BLURRY_F32, prepare, release, forward_workspace, backward_workspace, saved_bytes,
-         forward<false>, backward<false>},
-        {"cuda", BLURRY_BF16, prepare, release, forward_workspace, backward_workspace, saved_bytes,
-         forward<true>, backward<true>},
+        {"cuda", BLURRY_F32, prepare<false>, release, forward_workspace<false>, backward_workspace<false>,
+         saved_bytes<false>, forward<false>, backward<false>},
+        {"cuda", BLURRY_BF16, prepare<true>, release, forward_workspace<true>, backward_workspace<true>,
+         saved_bytes<true>, forward<true>, backward<true>},
     };
     return dtype == BLURRY_F32 ? &kernels[0] : dtype == BLURRY_BF16 ? &kernels[1] : NULL;
 }

@@ -24,7 +24,7 @@ static __device__ inline bla_position bla_position_of(int S, double T, int64_t t
     bla_position p;
     p.n = (int)nearest % S;
     p.f = tau - nearest;
-    p.sin_f = sin(BLA_PI * p.f), p.cos_f = cos(BLA_PI * p.f);
+    sincospi(p.f, &p.sin_f, &p.cos_f); /* unlike sin, these need no slow path for large arguments */
     return p;
 }
 
@@ -41,7 +41,7 @@ static __device__ inline double bla_weight(int S, const bla_position &p, int j)
 {
     int d = bla_offset(S, p.n, j);
     if (d == 0 && fabs(p.f) < 1e-150) return 1.0;
-    double sine = sin(BLA_PI * (p.f + (double)d) / (double)S);
+    double sine = sinpi((p.f + (double)d) / (double)S);
     return (d & 1 ? -p.sin_f : p.sin_f) / ((double)S * sine);
 }
 
@@ -49,12 +49,13 @@ static __device__ inline double bla_weight(int S, const bla_position &p, int j)
 static __device__ inline double bla_weight_dT(int S, double T, int64_t t, const bla_position &p, int j)
 {
     int d = bla_offset(S, p.n, j);
-    double x = p.f + (double)d, a = BLA_PI * x / (double)S, slope;
+    double x = p.f + (double)d, slope;
     if (fabs(x) < 1e-4) {
         slope = -BLA_PI * BLA_PI * (1.0 - 1.0 / ((double)S * (double)S)) * x / 3.0;
     } else {
-        double sign = d & 1 ? -1.0 : 1.0, sine = sin(a);
-        slope = BLA_PI * sign * (p.cos_f * sine - p.sin_f * cos(a) / (double)S) / ((double)S * sine * sine);
+        double sign = d & 1 ? -1.0 : 1.0, sine, cosine;
+        sincospi(x / (double)S, &sine, &cosine);
+        slope = BLA_PI * sign * (p.cos_f * sine - p.sin_f * cosine / (double)S) / ((double)S * sine * sine);
     }
     return slope * (-(double)t * (double)S / (T * T));
 }

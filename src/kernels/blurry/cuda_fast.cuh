@@ -1,0 +1,155 @@
+/* What the tensor-core kernels of both passes share: segments, states in fragments, chunk tables.
+ *
+ * A chain (one sequence of one key/value head) is cut into chunks of 64 tokens and those into at most
+ * `segments` runs of consecutive chunks, one block each. A state (K and V, [SP, D] each) lives in the
+ * registers of a block as accumulators: warp w holds the slots from w * 16 * MT on, MT fragments high. With
+ * decay it is kept times 2^-60 (cuda_entry.cuh), so that the chunk's products add to it directly. Internal to
+ * kernels/blurry/cuda*. */
+#ifndef BLURRY_KERNELS_BLURRY_CUDA_FAST_CUH
+#define BLURRY_KERNELS_BLURRY_CUDA_FAST_CUH
+#include "kernels/blurry/cuda_entry.cuh"
+#include "kernels/blurry/cuda_fast.h"
+#include "kernels/blurry/cuda_tile.cuh"
+
+/* The chunks of one block. */
+struct fast_place {
+    bla_chain chain;
+    int64_t index; /* of the chain */
+    int64_t segment;
+    int64_t from, to; /* chunks */
+    int64_t total;    /* chunks of the chain */
+    int64_t saved;    /* index of the chain's first chunk among all saved ones */
+};
+
+static __device__ inline fast_place fast_place_of(const bla_call &c, const fast_run &r, int64_t block,
+                                                  int64_t segments)
+{
+    fast_place p;
+    p.index = block / segments, p.segment = block % segments;
+    p.chain = bla_chain_of(c, p.index);
+    p.total = (p.chain.count + CHUNK - 1) / CHUNK;
+    int64_t per = (p.total + r.segments - 1) / r.segments;
+    p.from = min(p.segment * per, p.total);
+    p.to = min(p.from + per, p.total);
+    p.saved = fast_saved_base(p.chain.first, p.chain.b, c.Hkv, p.chain.h);
+    return p;
+}
+
+/* The table entry of the chunk at position t0: from the period's table, or built into this block's scratch
+ * (with a barrier; `room` is shared memory that nothing else uses now). */
+template <bool DECAY>
+static __device__ inline const char *fast_entry(const bla_call &c, const fast_run &r,
+                                                const bla_period *period, int SP, int64_t t0, int stage,
+                                                void *room)
+{
+    if (period->rows) return period->entries + t0 % period->rows * period->entry_stride;
+    char *mine = r.scratch + ((int64_t)blockIdx.x * 2 + stage) * entry_bytes(SP);
+    entry_build(c.S, SP, period->T, t0, DECAY, r.sines, (entry_row *)room, mine);
+    return mine;
+}
+
+/* c at a fragment pair: 16 rows of group `rows`, columns 16 * pair ..; multiplies two accumulators. */
+static __device__ inline uint4 fast_c_load(const char *entry, int SP, int rows, int pair)
+{
+    const char *at = entry + entry_p_bytes(SP) + ((rows * (SP / 16) + pair) * 32 + (threadIdx.x & 31)) * 16;
+    return *(const uint4 *)at;
+}
+static __device__ inline void fast_c_scale(const uint4 &c, float *low, float *high)
+{
+    float2 a = unpack_bf16(c.x), b = unpack_bf16(c.y), d = unpack_bf16(c.z), e = unpack_bf16(c.w);
+    low[0] *= a.x, low[1] *= a.y, low[2] *= b.x, low[3] *= b.y;
+    high[0] *= d.x, high[1] *= d.y, high[2] *= e.x, high[3] *= e.y;
+}
+
+/* What the slots keep over a chunk of n tokens: end[m][half] for this warp's slots slot0 + 16 m + g (+ 8). */
+template <int MT>
+static __device__ inline void fast_keep(const char *entry, int SP, int n, int slot0, float (&end)[MT][2])
+{
+    const float *c =
+        (const float *)(entry + 2 * entry_p_bytes(SP)) + (n - 1) * SP + slot0 + ((threadIdx.x & 31) >> 2);
+#pragma unroll
+    for (int m = 0; m < MT; m++) end[m][0] = c[16 * m] * ENTRY_UNIT, end[m][1] = c[16 * m + 8] * ENTRY_UNIT;
+}
+
+/* Multiplies the rows of accumulators by `end`. */
+template <int MT, int NT>
+static __device__ inline void fast_rows_scale(float (&x)[MT][NT][4], const float (&end)[MT][2])
+{
+#pragma unroll
+    for (int m = 0; m < MT; m++)
+#pragma unroll
+        for (int n = 0; n < NT; n++) {
+            x[m][n][0] *= end[m][0], x[m][n][1] *= end[m][0];
+            x[m][n][2] *= end[m][1], x[m][n][3] *= end[m][1];
+        }
+}
+
+/* Slots [S, width] in the caller's memory to and from accumulators of slots slot0 .. and columns 0 .. 8 NT
+ * - 1. */
+template <int MT, int NT>
+static __device__ inline void fast_slots_load(float (&x)[MT][NT][4], const float *from, int S, int width,
+                                              int slot0, float factor)
+{
+    int lane = threadIdx.x & 31;
+#pragma unroll
+    for (int m = 0; m < MT; m++)
+#pragma unroll
+        for (int n = 0; n < NT; n++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                int j = slot0 + 16 * m + (lane >> 2) + (i >> 1) * 8, d = 8 * n + 2 * (lane & 3) + (i & 1);
+                x[m][n][i] = from && j < S && d < width ? factor * from[(int64_t)j * width + d] : 0.0f;
+            }
+}
+template <int MT, int NT>
+static __device__ inline void fast_slots_store(const float (&x)[MT][NT][4], float *to, int S, int width,
+                                               int slot0, float factor)
+{
+    int lane = threadIdx.x & 31;
+#pragma unroll
+    for (int m = 0; m < MT; m++)
+#pragma unroll
+        for (int n = 0; n < NT; n++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                int j = slot0 + 16 * m + (lane >> 2) + (i >> 1) * 8, d = 8 * n + 2 * (lane & 3) + (i & 1);
+                if (j < S && d < width) to[(int64_t)j * width + d] = factor * x[m][n][i];
+            }
+}
+
+/* Accumulators to and from the workspace: `part` counts groups of MT * NT float4 per thread, THREADS apart.
+ */
+template <int THREADS, int MT, int NT>
+static __device__ inline void fast_state_store(const float (&x)[MT][NT][4], float *state, int part)
+{
+#pragma unroll
+    for (int m = 0; m < MT; m++)
+#pragma unroll
+        for (int n = 0; n < NT; n++)
+            ((float4 *)state)[(part * MT * NT + m * NT + n) * THREADS + threadIdx.x] =
+                make_float4(x[m][n][0], x[m][n][1], x[m][n][2], x[m][n][3]);
+}
+/* x = end * x + what is stored. */
+template <int THREADS, int MT, int NT>
+static __device__ inline void fast_state_add(float (&x)[MT][NT][4], const float *state, int part)
+{
+#pragma unroll
+    for (int m = 0; m < MT; m++)
+#pragma unroll
+        for (int n = 0; n < NT; n++) {
+            float4 y = ((const float4 *)state)[(part * MT * NT + m * NT + n) * THREADS + threadIdx.x];
+            x[m][n][0] += y.x, x[m][n][1] += y.y, x[m][n][2] += y.z, x[m][n][3] += y.w;
+        }
+}
+
+/* Accumulators as bf16 into a tile [SP, D]. */
+template <int D, int MT, int NT>
+static __device__ inline void fast_copy_out(const float (&x)[MT][NT][4], char *tile, int slot0)
+{
+#pragma unroll
+    for (int m = 0; m < MT; m++)
+#pragma unroll
+        for (int n = 0; n < NT; n++) tile_put<tile_units(D)>(tile, slot0 + 16 * m, 8 * n, x[m][n]);
+}
+
+#endif

@@ -1,0 +1,72 @@
+/* The tensor-core kernels' face towards cuda.cu: bf16 tensors, float states. cuda_fast.cuh explains segments.
+ */
+#ifndef BLURRY_KERNELS_BLURRY_CUDA_FAST_H
+#define BLURRY_KERNELS_BLURRY_CUDA_FAST_H
+#include "kernels/blurry/cuda_call.h"
+
+/* How one pass of a call is spread over the chip. */
+struct fast_run {
+    int64_t segments; /* per chain */
+    float *states; /* [chains, segments] what a segment adds to the slots, or (scanned) what came before it */
+    float *keeps;  /* [chains, segments, SP] what a segment keeps of the slots before it */
+    float *start;  /* [chains] the slots on entry */
+    int scanned;
+    bf16 *saved;         /* NULL or the slots before every chunk, [.., 2, SP, D] */
+    char *scratch;       /* table entries made on the spot, two per block */
+    const double *sines; /* [2, S] */
+    int spread;          /* blocks dealt out before a multiprocessor gets its second */
+};
+
+/* Chunk states of chain (b, h) are saved from this index on, Hkv apart: floor(first / 64) + b chunks of every
+ * head lie before sequence b. */
+static inline __host__ __device__ int64_t fast_saved_base(int64_t first, int64_t b, int64_t Hkv, int64_t h)
+{
+    return (first / 64 + b) * Hkv + h;
+}
+
+enum fast_pass {
+    FAST_INCREMENTS, /* what each segment but the last adds to the slots */
+    FAST_READ,       /* the forward pass */
+    FAST_STATES,     /* the slots before every chunk, for a backward pass without notes */
+    FAST_PASSES
+};
+
+/* The kernels of one padded shape. */
+struct fast_kernels {
+    int D, SP;
+    int forward_blocks; /* per multiprocessor */
+    int forward_threads,
+        forward_rows; /* threads of a block; rows of fragments (MT) a warp holds: for the scan */
+    void (*forward)(const bla_call *call, const fast_run *run, fast_pass pass, cudaStream_t stream);
+    /* The backward pass of every segment as if no gradient came from later ones, then (correct) what that
+     * misses. */
+    void (*backward)(const bla_call *call, const fast_run *run, bool correct, cudaStream_t stream);
+};
+
+/* The instantiations of one padded width, one file each; `slots` is 64 or 128. NULL: not covered. */
+const fast_kernels *fast_kernels_32(int slots, int decay);
+const fast_kernels *fast_kernels_64(int slots, int decay);
+const fast_kernels *fast_kernels_128(int slots, int decay);
+
+struct fast_tables {
+    const fast_kernels *kernels; /* NULL: the shape is not covered */
+    int multiprocessors;
+    double *sines; /* device memory */
+    char *entries; /* device memory */
+};
+
+/* Whether these kernels cover a shape, and the tables they need; `periods` [Hkv] gets its entries. */
+const fast_kernels *fast_find(const bla_shape *s);
+cudaError_t fast_prepare(const bla_shape *s, fast_tables *t, bla_period *periods);
+void fast_release(fast_tables *t);
+
+size_t fast_forward_workspace(const bla_shape *s, int multiprocessors);
+size_t fast_saved_bytes(const bla_shape *s);
+void fast_forward(const fast_tables *t, const bla_shape *s, const bla_call *call, int64_t longest,
+                  void *saved, void *workspace, cudaStream_t stream);
+size_t fast_backward_workspace(const bla_shape *s, int multiprocessors);
+/* saved: what the forward pass left, or NULL. */
+void fast_backward(const fast_tables *t, const bla_shape *s, const bla_call *call, int64_t longest,
+                   const void *saved, void *workspace, cudaStream_t stream);
+
+#endif

@@ -1,0 +1,478 @@
+/* Backward pass of blurry attention with tensor cores. Formulas: simd_backward.h and docs/operator.md.
+ *
+ * A block is 8 warps: four on the side of K (q, k, logits) and four on the side of V (d_o, v, gradients of
+ * the probabilities), each with one row group of 16 tokens and a quarter of the slots' gradient in its
+ * accumulators. Chunks are taken from last to first. Per chunk and query head: 1  X = Q Kslots^T + A P | dP =
+ * dO Vslots^T + M P, handed to the other side p = softmax, dX = p (dP - <p, dP>): both to shared memory,
+ * times c 2  dA = dX P^T, d_q = dX Kslots + dA K           | G = p P^T, dVslots += p^T dO 3  d_k = dA^T Q + P
+ * dKslots, dKslots += dX^T Q   | d_v = G^T dO + P dVslots With decay the slots' gradient is kept times 2^60
+ * (cuda_entry.cuh), so that the products add to it directly. */
+#ifndef BLURRY_KERNELS_BLURRY_CUDA_FAST_BACKWARD_CUH
+#define BLURRY_KERNELS_BLURRY_CUDA_FAST_BACKWARD_CUH
+#include "kernels/blurry/cuda_fast_forward.cuh"
+
+template <int D_, int SP_> struct backward_form {
+    static constexpr int D = D_, SP = SP_, THREADS = 256;
+    static constexpr int MT = SP / 64, NT = D / 8,
+                         KS = SP / 16; /* fragments of a warp's slots; 16-slot steps of a row */
+    static constexpr int UD = tile_units(D), US = tile_units(SP), UC = tile_units(CHUNK);
+    static constexpr int TOKENS = tile_bytes(CHUNK, D), SLOTS = tile_bytes(SP, D),
+                         TABLE = tile_bytes(CHUNK, SP);
+    static constexpr int ROWS = CHUNK * SP * 4; /* dP in float, then dX and p in bf16 */
+    static constexpr int INNER = tile_bytes(CHUNK, CHUNK);
+    static constexpr int STAGE = 4 * TOKENS + TABLE;
+    static constexpr int LIMIT = 231424;
+    /* Where all does not fit, the slots' gradient takes the place of the slots once those are read. */
+    static constexpr bool SHARES = 4 * SLOTS + ROWS + 2 * INNER + STAGE > LIMIT;
+    static constexpr int FIXED = (SHARES ? 2 : 4) * SLOTS + ROWS + 2 * INNER;
+    static constexpr int STAGES = FIXED + 2 * STAGE <= LIMIT ? 2 : 1;
+    static constexpr int SHARED = FIXED + STAGES * STAGE;
+    static_assert(SHARED <= LIMIT, "shared memory");
+};
+
+/* One warp's view of the block: the tiles of its side. */
+template <typename F> struct backward_side {
+    int side;                              /* 0: K, 1: V */
+    int warp, rows;                        /* within the side; row group */
+    int slot0;                             /* first of the warp's slots */
+    char *stages;                          /* tiles of the stages: q, d_o, k, v, P */
+    char *slots, *d_slots, *inner;         /* slots before the chunk; gradient of those after it; dA or G */
+    char *rows_all;                        /* [4] row groups: dP, or dX then p */
+    __device__ char *left(int stage) const /* q or d_o */
+    {
+        return stages + stage * F::STAGE + side * F::TOKENS;
+    }
+    __device__ char *tokens(int stage) const /* k or v */
+    {
+        return stages + stage * F::STAGE + (2 + side) * F::TOKENS;
+    }
+    __device__ char *table(int stage) const { return stages + stage * F::STAGE + 4 * F::TOKENS; }
+    __device__ char *gradient(int group) const /* dX of the K side, p of the V side */
+    {
+        return rows_all + group * (F::ROWS / 4) + side * (F::ROWS / 8);
+    }
+};
+
+template <typename F> static __device__ inline backward_side<F> backward_view(char *shared)
+{
+    backward_side<F> s;
+    int warp = threadIdx.x / 32;
+    s.side = warp / 4, s.warp = warp % 4;
+    s.rows = s.side ? 3 - s.warp : s.warp; /* late rows have more to do: share them between the schedulers */
+    s.slot0 = s.warp * 16 * F::MT;
+    s.slots = shared + s.side * F::SLOTS;
+    s.d_slots = F::SHARES ? s.slots : shared + (2 + s.side) * F::SLOTS;
+    char *at = shared + (F::SHARES ? 2 : 4) * F::SLOTS;
+    s.rows_all = at;
+    s.inner = at + F::ROWS + s.side * F::INNER;
+    s.stages = shared + F::FIXED;
+    return s;
+}
+
+/* Starts loading q and d_o of one query head: each side its own, 128 threads. */
+template <typename F>
+static __device__ inline void backward_load_left(const bla_call &c, const fast_place &p, int64_t chunk,
+                                                 int head, const backward_side<F> &s, int stage)
+{
+    int64_t token = p.chain.first + chunk * CHUNK, at = token * c.H + p.chain.h * c.group + head;
+    int n = (int)min((int64_t)CHUNK, p.chain.count - chunk * CHUNK), width = s.side ? c.Dv : c.Dk;
+    tile_load<F::D, CHUNK, 128>(s.left(stage), (const bf16 *)(s.side ? c.d_o : c.q) + at * width, c.H * width,
+                                n, width, threadIdx.x & 127);
+}
+
+template <typename F, bool DECAY>
+static __device__ inline const char *backward_load(const bla_call &c, const fast_run &r, const fast_place &p,
+                                                   int64_t chunk, const backward_side<F> &s, int stage)
+{
+    int64_t token = p.chain.first + chunk * CHUNK, at = token * c.Hkv + p.chain.h;
+    int n = (int)min((int64_t)CHUNK, p.chain.count - chunk * CHUNK), width = s.side ? c.Dv : c.Dk;
+    const char *entry = fast_entry<DECAY>(c, r, c.periods + p.chain.h, F::SP,
+                                          p.chain.position + chunk * CHUNK, stage, s.table(stage));
+    backward_load_left<F>(c, p, chunk, 0, s, stage);
+    tile_load<F::D, CHUNK, 128>(s.tokens(stage), (const bf16 *)(s.side ? c.v : c.k) + at * width,
+                                c.Hkv * width, n, width, threadIdx.x & 127);
+    tile_load<F::SP, CHUNK, 256>(s.table(stage), (const bf16 *)entry, F::SP, CHUNK, F::SP, threadIdx.x);
+    copy_async_commit();
+    return entry;
+}
+
+/* Starts loading the slots before a chunk. */
+template <typename F>
+static __device__ inline void backward_load_slots(const bla_call &c, const fast_run &r, const fast_place &p,
+                                                  int64_t chunk, const backward_side<F> &s)
+{
+    const bf16 *from = r.saved + ((p.saved + chunk * c.Hkv) * 2 + s.side) * F::SP * F::D;
+    tile_load<F::D, F::SP, 128>(s.slots, from, F::D, F::SP, F::D, threadIdx.x & 127);
+    copy_async_commit();
+}
+
+/* Packed A fragments of 16 rows into a tile. */
+template <int U, int KS>
+static __device__ inline void backward_put_rows(char *tile, const uint32_t (&a)[KS][4])
+{
+    int lane = threadIdx.x & 31, g = lane >> 2, q = (lane & 3) * 4;
+#pragma unroll
+    for (int k = 0; k < KS; k++) {
+        *(uint32_t *)(tile + tile_at<U>(g, 2 * k) + q) = a[k][0];
+        *(uint32_t *)(tile + tile_at<U>(g + 8, 2 * k) + q) = a[k][1];
+        *(uint32_t *)(tile + tile_at<U>(g, 2 * k + 1) + q) = a[k][2];
+        *(uint32_t *)(tile + tile_at<U>(g + 8, 2 * k + 1) + q) = a[k][3];
+    }
+}
+
+/* Step 1 on the side of K, once dP is there: dX times scale and c as fragments, and dX and p in shared
+ * memory. */
+template <typename F, bool DECAY>
+static __device__ inline void backward_softmax(float (&x)[F::SP / 8][4], float2 sum, float scale,
+                                               const char *entry, const backward_side<F> &s,
+                                               uint32_t (&d_x)[F::KS][4])
+{
+    constexpr int N = F::SP / 8;
+    int lane = threadIdx.x & 31;
+    const float4 *d_p = (const float4 *)(s.rows_all + s.rows * (F::ROWS / 4)) + lane;
+    float low = 1.0f / sum.x, high = 1.0f / sum.y, mean[2] = {0.0f, 0.0f};
+#pragma unroll
+    for (int n = 0; n < N; n++) {
+        float4 d = d_p[n * 32];
+        x[n][0] *= low, x[n][1] *= low, x[n][2] *= high, x[n][3] *= high;
+        mean[0] += x[n][0] * d.x + x[n][1] * d.y, mean[1] += x[n][2] * d.z + x[n][3] * d.w;
+    }
+    mean[0] = quad_sum(mean[0]), mean[1] = quad_sum(mean[1]);
+    uint32_t p[F::KS][4];
+#pragma unroll
+    for (int k = 0; k < F::KS; k++) {
+        float y[2][4];
+        float4 d[2] = {d_p[2 * k * 32], d_p[(2 * k + 1) * 32]};
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            y[i][0] = x[2 * k + i][0] * (d[i].x - mean[0]) * scale,
+            y[i][1] = x[2 * k + i][1] * (d[i].y - mean[0]) * scale;
+            y[i][2] = x[2 * k + i][2] * (d[i].z - mean[1]) * scale,
+            y[i][3] = x[2 * k + i][3] * (d[i].w - mean[1]) * scale;
+        }
+        if (DECAY) {
+            uint4 c = fast_c_load(entry, F::SP, s.rows, k);
+            fast_c_scale(c, y[0], y[1]);
+            fast_c_scale(c, x[2 * k], x[2 * k + 1]);
+        }
+        tile_pack(d_x[k], y[0], y[1]);
+        tile_pack(p[k], x[2 * k], x[2 * k + 1]);
+    }
+    __syncwarp(); /* every lane has read dP: its place is taken */
+    char *to = s.rows_all + s.rows * (F::ROWS / 4);
+    backward_put_rows<F::US>(to, d_x);
+    backward_put_rows<F::US>(to + F::ROWS / 8, p);
+}
+
+/* Causal products of rows with P^T, 16 tokens at a time: into the side's inner tile, and, with K, on to d_q.
+ */
+template <typename F, bool TO_LEFT>
+static __device__ inline void backward_inner(const uint32_t (&w)[F::KS][4], const backward_side<F> &s,
+                                             int stage, float (&d_left)[F::NT][4])
+{
+#pragma unroll
+    for (int u = 0; u < 4; u++)
+        if (u <= s.rows) {
+            float g[2][4];
+            tile_zero(g);
+#pragma unroll
+            for (int k = 0; k < F::KS; k++) tile_mma_trans<F::US>(g, w[k], s.table(stage), 16 * u, 16 * k);
+            if (u == s.rows) tile_causal(g[0], g[1]);
+            tile_put<F::UC>(s.inner, 16 * s.rows, 16 * u, g[0]);
+            tile_put<F::UC>(s.inner, 16 * s.rows, 16 * u + 8, g[1]);
+            if (!TO_LEFT) continue;
+            uint32_t a[4];
+            tile_pack(a, g[0], g[1]);
+            tile_mma<F::UD>(d_left, a, s.tokens(stage), 16 * u, 0);
+        }
+}
+
+/* Accumulators of 16 tokens through a tile's rows to memory. */
+template <typename F>
+static __device__ inline void backward_store(const float (&x)[F::NT][4], char *tile, int rows, bf16 *to,
+                                             int64_t stride, int n, int width)
+{
+#pragma unroll
+    for (int i = 0; i < F::NT; i++) tile_put<F::UD>(tile, 16 * rows, 8 * i, x[i]);
+    __syncwarp();
+    tile_store16<F::D>(tile, 16 * rows, to, stride, n, width);
+}
+
+/* The same without a tile: 4 bytes at a time. */
+template <int NT>
+static __device__ inline void backward_store_direct(const float (&x)[NT][4], int rows, bf16 *to,
+                                                    int64_t stride, int n, int width)
+{
+    int lane = threadIdx.x & 31, g = 16 * rows + (lane >> 2), q = 2 * (lane & 3);
+#pragma unroll
+    for (int i = 0; i < NT; i++)
+#pragma unroll
+        for (int half = 0; half < 2; half++)
+            if (g + 8 * half < n && 8 * i < width)
+                *(uint32_t *)(to + (g + 8 * half) * stride + 8 * i + q) =
+                    pack_bf16(x[i][2 * half], x[i][2 * half + 1]);
+}
+
+/* d_tokens += P d_slots for the warp's 16 tokens. */
+template <typename F>
+static __device__ inline void backward_through(float (&d_tokens)[F::NT][4], const char *table,
+                                               const char *d_slots, int rows)
+{
+#pragma unroll
+    for (int k = 0; k < F::SP; k += 16) {
+        uint32_t a[4];
+        tile_a<F::US>(a, table, 16 * rows, k);
+        tile_mma<F::UD>(d_tokens, a, d_slots, k, 0);
+    }
+}
+
+/* The slots' gradient += rows^T left. */
+template <typename F>
+static __device__ inline void backward_pull(float (&x)[F::MT][F::NT][4], const backward_side<F> &s, int stage)
+{
+#pragma unroll
+    for (int t = 0; t < 4; t++)
+#pragma unroll
+        for (int m = 0; m < F::MT; m++) {
+            uint32_t a[4];
+            tile_a_trans<F::US>(a, s.gradient(t), s.slot0 + 16 * m, 0);
+            tile_mma<F::UD>(x[m], a, s.left(stage), 16 * t, 0);
+        }
+}
+
+/* One query head of a chunk. */
+template <typename F, bool DECAY>
+static __device__ inline void backward_head(const bla_call &c, const fast_place &p, int64_t chunk, int head,
+                                            int stage, const char *entry, const backward_side<F> &s,
+                                            float (&d_slots)[F::MT][F::NT][4], float (&d_tokens)[F::NT][4])
+{
+    constexpr int D = F::D, SP = F::SP;
+    int64_t token = p.chain.first + chunk * CHUNK;
+    int n = (int)min((int64_t)CHUNK, p.chain.count - chunk * CHUNK);
+    uint32_t w[F::KS][4]; /* rows of dX (side of K) or p, times c */
+    {
+        float x[SP / 8][4];
+        fast_against<D, SP>(x, s.left(stage), s.tokens(stage), s.slots, s.table(stage), s.rows, 0);
+        if (s.side == 0) {
+            fast_scale<DECAY, SP>(x, entry, s.rows, 0, c.scale * 1.4426950408889634f);
+            fast_mask(x, c.periods + p.chain.h, p.chain.position + chunk * CHUNK + 16 * s.rows, c.S, 0);
+            float2 sum = fast_exponentials<1>(x, s.rows, 0, NULL);
+            barrier_named(1 + s.rows, 64);
+            backward_softmax<F, DECAY>(x, sum, c.scale, entry, s, w);
+        } else {
+            if (DECAY) fast_scale<DECAY, SP>(x, entry, s.rows, 0, 1.0f);
+            float4 *to = (float4 *)(s.rows_all + s.rows * (F::ROWS / 4)) + (threadIdx.x & 31);
+#pragma unroll
+            for (int i = 0; i < SP / 8; i++) to[i * 32] = make_float4(x[i][0], x[i][1], x[i][2], x[i][3]);
+            barrier_named(1 + s.rows, 64);
+            if (!F::SHARES && head == 0) backward_through<F>(d_tokens, s.table(stage), s.d_slots, s.rows);
+        }
+    }
+    __syncthreads();
+    if (s.side == 0) {
+        float d_q[F::NT][4];
+        tile_zero(d_q);
+#pragma unroll
+        for (int k = 0; k < F::KS; k++) tile_mma<F::UD>(d_q, w[k], s.slots, 16 * k, 0);
+        backward_inner<F, true>(w, s, stage, d_q);
+        bf16 *to = (bf16 *)c.d_q + (token * c.H + p.chain.h * c.group + head) * c.Dk;
+        if (head == c.group - 1) /* the last one to read Vslots */
+            backward_store<F>(d_q, s.slots + F::SLOTS, s.rows, to, c.H * c.Dk, n, c.Dk);
+        else
+            backward_store_direct(d_q, s.rows, to, c.H * c.Dk, n, c.Dk);
+        if (!F::SHARES && head == 0) backward_through<F>(d_tokens, s.table(stage), s.d_slots, s.rows);
+    } else {
+#pragma unroll
+        for (int k = 0; k < F::KS; k++) tile_a<F::US>(w[k], s.gradient(s.rows), 0, 16 * k);
+        backward_inner<F, false>(w, s, stage, d_tokens);
+        if (!F::SHARES) backward_pull<F>(d_slots, s, stage);
+    }
+    __syncthreads();
+    if (F::SHARES && head == c.group - 1) { /* all heads have read the slots */
+        fast_copy_out<D>(d_slots, s.d_slots, s.slot0);
+        __syncthreads();
+        backward_through<F>(d_tokens, s.table(stage), s.d_slots, s.rows);
+    }
+#pragma unroll
+    for (int t = 0; t < 4; t++)
+        if (t >= s.rows) {
+            uint32_t a[4];
+            tile_a_trans<F::UC>(a, s.inner, 16 * s.rows, 16 * t);
+            tile_mma<F::UD>(d_tokens, a, s.left(stage), 16 * t, 0);
+        }
+    if (F::SHARES || s.side == 0) backward_pull<F>(d_slots, s, stage);
+    if (head < c.group - 1) return;
+    int width = s.side ? c.Dv : c.Dk;
+    backward_store<F>(d_tokens, s.tokens(stage), s.rows,
+                      (bf16 *)(s.side ? c.d_v : c.d_k) + (token * c.Hkv + p.chain.h) * width, c.Hkv * width,
+                      n, width);
+}
+
+/* grid: chains * r.segments blocks. */
+template <int D, int SP, bool DECAY>
+static __global__ void __launch_bounds__(256, 1) fast_backward_kernel(bla_call c, fast_run r)
+{
+    typedef backward_form<D, SP> F;
+    CUDA_DYNAMIC_SHARED(char, shared);
+    const backward_side<F> s = backward_view<F>(shared);
+    const fast_place p = fast_place_of(c, r, blockIdx.x, r.segments);
+    const float unit = DECAY ? ENTRY_START : 1.0f;
+    const bla_state &after = c.d_out;
+    const int width = s.side ? c.Dv : c.Dk;
+    float d_slots[F::MT][F::NT][4], kept[F::MT][2];
+    const char *next = NULL;
+    if (p.from < p.to) {
+        next = backward_load<F, DECAY>(c, r, p, p.to - 1, s, 0);
+        backward_load_slots<F>(c, r, p, p.to - 1, s);
+    }
+    bool given = after.k && p.segment == r.segments - 1;
+    const float *d = !given   ? NULL
+                     : s.side ? after.v + p.chain.b * after.stride_v + p.chain.h * c.S * c.Dv
+                              : after.k + p.chain.b * after.stride_k + p.chain.h * c.S * c.Dk;
+    fast_slots_load(d_slots, d, c.S, width, s.slot0, unit);
+#pragma unroll
+    for (int m = 0; m < F::MT; m++) kept[m][0] = kept[m][1] = 1.0f;
+    for (int64_t chunk = p.to - 1; chunk >= p.from; chunk--) {
+        const int stage = F::STAGES == 2 ? (int)((p.to - 1 - chunk) & 1) : 0;
+        const char *entry = next;
+        if (DECAY) {
+            float end[F::MT][2];
+            fast_keep(entry, SP, (int)min((int64_t)CHUNK, p.chain.count - chunk * CHUNK), s.slot0, end);
+            fast_rows_scale(d_slots, end);
+#pragma unroll
+            for (int m = 0; m < F::MT; m++) kept[m][0] *= end[m][0], kept[m][1] *= end[m][1];
+        }
+        if (!F::SHARES) fast_copy_out<D>(d_slots, s.d_slots, s.slot0);
+        copy_async_wait<0>();
+        __syncthreads();
+        if (F::STAGES == 2 && chunk > p.from)
+            next = backward_load<F, DECAY>(c, r, p, chunk - 1, s, 1 - stage);
+        float d_tokens[F::NT][4];
+        tile_zero(d_tokens);
+        for (int head = 0; head < c.group; head++) {
+            if (head > 0) {
+                backward_load_left<F>(c, p, chunk, head, s, stage);
+                copy_async_commit();
+                copy_async_wait<0>();
+                __syncthreads();
+            }
+            backward_head<F, DECAY>(c, p, chunk, head, stage, entry, s, d_slots, d_tokens);
+            __syncthreads();
+        }
+        if (chunk == p.from) break;
+        if (F::STAGES == 1) next = backward_load<F, DECAY>(c, r, p, chunk - 1, s, 0);
+        backward_load_slots<F>(c, r, p, chunk - 1, s);
+    }
+    if (r.segments > 1) {
+        int64_t at = p.index * r.segments + p.segment;
+        float *keep = r.keeps + at * SP + s.slot0 + ((threadIdx.x & 31) >> 2);
+        fast_state_store<F::THREADS>(d_slots, r.states + at * 2 * SP * D, 0);
+        if (DECAY && s.side == 0 && (threadIdx.x & 3) == 0)
+#pragma unroll
+            for (int m = 0; m < F::MT; m++) keep[16 * m] = kept[m][0], keep[16 * m + 8] = kept[m][1];
+    } else if (c.d_in.k) {
+        float *to = s.side ? c.d_in.v + p.chain.b * c.d_in.stride_v + p.chain.h * c.S * c.Dv
+                           : c.d_in.k + p.chain.b * c.d_in.stride_k + p.chain.h * c.S * c.Dk;
+        fast_slots_store(d_slots, to, c.S, width, s.slot0, 1.0f / unit);
+    }
+}
+
+/* What the slots after a segment add to d_k and d_v of its tokens: tiles of P, the slots' gradient, rows to
+ * store. */
+template <int D_, int SP_> struct correct_form {
+    static constexpr int SLOTS = tile_bytes(SP_, D_), TABLE = tile_bytes(CHUNK, SP_),
+                         TOKENS = tile_bytes(CHUNK, D_);
+    static constexpr int SHARED = 2 * SLOTS + 2 * TABLE + 2 * TOKENS;
+};
+
+/* The gradient of the slots after segment p.segment, from what the later segments add to it. */
+template <typename F, bool DECAY>
+static __device__ inline void correct_begin(const fast_run &r, const fast_place &p, int slot0,
+                                            float (&x)[F::MT][F::NT][4])
+{
+    const int64_t floats = 2 * F::SP * F::D;
+#pragma unroll
+    for (int m = 0; m < F::MT; m++) tile_zero(x[m]);
+    for (int64_t i = r.scanned ? p.segment : r.segments - 1; i >= p.segment + (r.scanned ? 0 : 1); i--) {
+        int64_t at = p.index * r.segments + i;
+        if (DECAY && !r.scanned && i < r.segments - 1) {
+            const float *keep = r.keeps + at * F::SP + slot0 + ((threadIdx.x & 31) >> 2);
+            float end[F::MT][2];
+#pragma unroll
+            for (int m = 0; m < F::MT; m++) end[m][0] = keep[16 * m], end[m][1] = keep[16 * m + 8];
+            fast_rows_scale(x, end);
+        }
+        fast_state_add<F::THREADS>(x, r.states + at * floats, 0);
+    }
+}
+
+/* x (16 tokens) += what is stored; a lane's two neighbours at a time. */
+template <int NT>
+static __device__ inline void correct_add(float (&x)[NT][4], const bf16 *from, int64_t stride, int row0,
+                                          int rows, int columns)
+{
+    int lane = threadIdx.x & 31, g = row0 + (lane >> 2), q = 2 * (lane & 3);
+#pragma unroll
+    for (int n = 0; n < NT; n++)
+#pragma unroll
+        for (int half = 0; half < 2; half++)
+            if (g + 8 * half < rows && 8 * n < columns) {
+                float2 y = unpack_bf16(*(const uint32_t *)(from + (g + 8 * half) * stride + 8 * n + q));
+                x[n][2 * half] += y.x, x[n][2 * half + 1] += y.y;
+            }
+}
+
+/* grid: chains * (r.segments - 1) blocks. The block of segment 0 also stores the gradient of the slots on
+ * entry. */
+template <int D, int SP, bool DECAY>
+static __global__ void __launch_bounds__(256, 1) fast_correct_kernel(bla_call c, fast_run r)
+{
+    typedef backward_form<D, SP> F;
+    typedef correct_form<D, SP> M;
+    CUDA_DYNAMIC_SHARED(char, shared);
+    const fast_place p = fast_place_of(c, r, blockIdx.x, r.segments - 1);
+    const int side = threadIdx.x / 128, rows = threadIdx.x / 32 % 4, slot0 = rows * 16 * F::MT;
+    const int width = side ? c.Dv : c.Dk;
+    const float unit = DECAY ? ENTRY_UNIT : 1.0f;
+    char *d_slots = shared + side * M::SLOTS, *tables = shared + 2 * M::SLOTS,
+         *tile = tables + 2 * M::TABLE + side * M::TOKENS;
+    float x[F::MT][F::NT][4];
+    correct_begin<F, DECAY>(r, p, slot0, x);
+    const bla_period *period = c.periods + p.chain.h;
+    for (int64_t chunk = p.to - 1; chunk >= p.from; chunk--) {
+        int stage = (int)(chunk & 1), n = (int)min((int64_t)CHUNK, p.chain.count - chunk * CHUNK);
+        char *table = tables + stage * M::TABLE;
+        const char *entry =
+            fast_entry<DECAY>(c, r, period, SP, p.chain.position + chunk * CHUNK, stage, table);
+        tile_load<SP, CHUNK, 256>(table, (const bf16 *)entry, SP, CHUNK, SP, threadIdx.x);
+        copy_async_commit();
+        bf16 *to =
+            (bf16 *)(side ? c.d_v : c.d_k) + ((p.chain.first + chunk * CHUNK) * c.Hkv + p.chain.h) * width;
+        if (DECAY) {
+            float end[F::MT][2];
+            fast_keep(entry, SP, n, slot0, end);
+            fast_rows_scale(x, end);
+        }
+        if (DECAY || chunk == p.to - 1) fast_copy_out<D>(x, d_slots, slot0);
+        copy_async_wait<0>();
+        __syncthreads();
+        float y[F::NT][4];
+        tile_zero(y);
+        backward_through<F>(y, table, d_slots, rows);
+        correct_add(y, to, c.Hkv * width, 16 * rows, n, width);
+        backward_store<F>(y, tile, rows, to, c.Hkv * width, n, width);
+        __syncthreads();
+    }
+    if (p.segment > 0 || !c.d_in.k) return;
+    float *to = side ? c.d_in.v + p.chain.b * c.d_in.stride_v + p.chain.h * c.S * c.Dv
+                     : c.d_in.k + p.chain.b * c.d_in.stride_k + p.chain.h * c.S * c.Dk;
+    if (r.scanned) {
+#pragma unroll
+        for (int m = 0; m < F::MT; m++) tile_zero(x[m]);
+    }
+    fast_state_add<F::THREADS>(
+        x, (r.scanned ? r.start + p.index * 2 * SP * D : r.states + p.index * r.segments * 2 * SP * D), 0);
+    fast_slots_store(x, to, c.S, width, slot0, unit);
+}
+
+#endif

@@ -1,0 +1,391 @@
+/* Forward pass of blurry attention with tensor cores. Formulas: docs/operator.md, "Chunked form".
+ *
+ * A block is 4 row groups of 16 tokens times SPLIT shares of the slots, one warp each. Per chunk a warp
+ * forms, for its tokens, A = Q K^T, logits X = Q Kslots^T + A P, the softmax, O = p Vslots + (p P^T) V, all
+ * in registers, and then its slots' share of the new state. With READ false only the state advances:
+ * increments of segments, and states for the backward pass. */
+#ifndef BLURRY_KERNELS_BLURRY_CUDA_FAST_FORWARD_CUH
+#define BLURRY_KERNELS_BLURRY_CUDA_FAST_FORWARD_CUH
+#include "kernels/blurry/cuda_fast.cuh"
+
+template <int D_, int SP_, int SPLIT_, bool READ_> struct forward_form {
+    static constexpr int D = D_, SP = SP_, SPLIT = SPLIT_;
+    static constexpr int THREADS = 128 * SPLIT, WARPS = 4 * SPLIT;
+    static constexpr int SHARE = SP / SPLIT;               /* slots a warp reads */
+    static constexpr int MT = SP / WARPS / 16, NT = D / 8; /* fragments of a warp's slots */
+    static constexpr int UD = tile_units(D), US = tile_units(SP);
+    static constexpr int TOKENS = tile_bytes(CHUNK, D), SLOTS = tile_bytes(SP, D),
+                         TABLE = tile_bytes(CHUNK, SP);
+    static constexpr int EXCHANGE = SPLIT > 1 && READ_ ? CHUNK *D * 4 + 4 * CHUNK * 4 : 0;
+    static constexpr int FIXED = 2 * SLOTS + EXCHANGE, STAGE = (READ_ ? 3 : 2) * TOKENS + TABLE;
+    static constexpr int BLOCKS = SPLIT == 1 ? 2 : 1; /* per multiprocessor */
+    static constexpr int STAGES = FIXED + 2 * STAGE <= 231424 / BLOCKS - 1024 ? 2 : 1;
+    static constexpr int SHARED = FIXED + STAGES * STAGE;
+};
+
+/* One stage's tiles. */
+struct forward_tiles {
+    char *q, *k, *v, *p;
+};
+template <typename F, bool READ> static __device__ inline forward_tiles forward_stage(char *shared, int stage)
+{
+    char *at = shared + F::FIXED + stage * F::STAGE;
+    forward_tiles t = {at + 2 * F::TOKENS + F::TABLE, at, at + F::TOKENS, at + 2 * F::TOKENS};
+    return t;
+}
+
+template <typename F>
+static __device__ inline void forward_load_q(const bla_call &c, const fast_place &p, int64_t chunk, int head,
+                                             char *tile)
+{
+    int64_t token = p.chain.first + chunk * CHUNK;
+    int n = (int)min((int64_t)CHUNK, p.chain.count - chunk * CHUNK);
+    const bf16 *q = (const bf16 *)c.q + (token * c.H + p.chain.h * c.group + head) * c.Dk;
+    tile_load<F::D, CHUNK, F::THREADS>(tile, q, c.H * c.Dk, n, c.Dk, threadIdx.x);
+}
+
+/* Starts loading a chunk's tiles; returns its table entry. */
+template <typename F, bool READ, bool DECAY>
+static __device__ inline const char *forward_load(const bla_call &c, const fast_run &r, const fast_place &p,
+                                                  int64_t chunk, char *shared, int stage)
+{
+    forward_tiles t = forward_stage<F, READ>(shared, stage);
+    int64_t token = p.chain.first + chunk * CHUNK;
+    int n = (int)min((int64_t)CHUNK, p.chain.count - chunk * CHUNK);
+    const char *entry =
+        fast_entry<DECAY>(c, r, c.periods + p.chain.h, F::SP, p.chain.position + chunk * CHUNK, stage, t.p);
+    const bf16 *k = (const bf16 *)c.k + (token * c.Hkv + p.chain.h) * c.Dk;
+    const bf16 *v = (const bf16 *)c.v + (token * c.Hkv + p.chain.h) * c.Dv;
+    if (READ) forward_load_q<F>(c, p, chunk, 0, t.q);
+    tile_load<F::D, CHUNK, F::THREADS>(t.k, k, c.Hkv * c.Dk, n, c.Dk, threadIdx.x);
+    tile_load<F::SP, CHUNK, F::THREADS>(t.p, (const bf16 *)entry, F::SP, CHUNK, F::SP, threadIdx.x);
+    tile_load<F::D, CHUNK, F::THREADS>(t.v, v, c.Hkv * c.Dv, n, c.Dv, threadIdx.x);
+    copy_async_commit();
+    return entry;
+}
+
+/* rows [16, SHARE] = left slots^T + causal(left tokens^T) P for one row group: logits from q and K, or
+ * gradients of probabilities from d_o and V. */
+template <int D, int SP, int N>
+static __device__ inline void fast_against(float (&x)[N][4], const char *left, const char *tokens,
+                                           const char *slots, const char *table, int rows, int slot0)
+{
+    constexpr int UD = tile_units(D), US = tile_units(SP);
+    uint32_t own[4][4]; /* causal(left tokens^T) as A fragments, one per 16 tokens */
+    tile_zero(x);
+#pragma unroll
+    for (int u = 0; u < 4; u++)
+        if (u <= rows) {
+            float s[2][4];
+            tile_zero(s);
+#pragma unroll
+            for (int k = 0; k < D; k += 16) {
+                uint32_t a[4];
+                tile_a<UD>(a, left, 16 * rows, k);
+                tile_mma_trans<UD>(s, a, tokens, 16 * u, k);
+            }
+            if (u == rows) tile_causal(s[0], s[1]);
+            tile_pack(own[u], s[0], s[1]);
+        }
+#pragma unroll
+    for (int k = 0; k < D; k += 16) {
+        uint32_t a[4];
+        tile_a<UD>(a, left, 16 * rows, k);
+        tile_mma_trans<UD>(x, a, slots, slot0, k);
+    }
+#pragma unroll
+    for (int u = 0; u < 4; u++)
+        if (u <= rows) tile_mma<US>(x, own[u], table, 16 * u, slot0);
+}
+
+/* Masks what may not be attended to: `visible` where the chunk is an early one, and the padding beyond S. */
+template <int N>
+static __device__ inline void fast_mask(float (&x)[N][4], const bla_period *period, int64_t t0, int S,
+                                        int slot0)
+{
+    int lane = threadIdx.x & 31;
+    bool early = t0 < period->all_visible;
+    if (!early && slot0 + 8 * N <= S) return;
+#pragma unroll
+    for (int n = 0; n < N; n++) {
+        if (!early && slot0 + 8 * n + 8 <= S) continue;
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            int j = slot0 + 8 * n + 2 * (lane & 3) + i;
+            int64_t from = j < S ? period->visible[j] : INT64_MAX;
+            if (t0 + (lane >> 2) < from) x[n][i] = -INFINITY;
+            if (t0 + (lane >> 2) + 8 < from) x[n][2 + i] = -INFINITY;
+        }
+    }
+}
+
+static __device__ inline float quad_max(float x)
+{
+    x = fmaxf(x, __shfl_xor_sync(CUDA_FULL_WARP, x, 1));
+    return fmaxf(x, __shfl_xor_sync(CUDA_FULL_WARP, x, 2));
+}
+static __device__ inline float quad_sum(float x)
+{
+    x += __shfl_xor_sync(CUDA_FULL_WARP, x, 1);
+    return x + __shfl_xor_sync(CUDA_FULL_WARP, x, 2);
+}
+
+/* x becomes exp2(x - its row's maximum); returns the sums of the two rows over this warp's share. `top`
+ * receives the maxima: they must be those of the whole row, so shares exchange them through `room` [2,
+ * CHUNK]. */
+template <int SPLIT, int N>
+static __device__ inline float2 fast_exponentials(float (&x)[N][4], int rows, int share, float *room)
+{
+    int lane = threadIdx.x & 31, g = 16 * rows + (lane >> 2);
+    float top[2] = {-INFINITY, -INFINITY}, sum[2] = {0.0f, 0.0f};
+#pragma unroll
+    for (int n = 0; n < N; n++) {
+        top[0] = fmaxf(top[0], fmaxf(x[n][0], x[n][1]));
+        top[1] = fmaxf(top[1], fmaxf(x[n][2], x[n][3]));
+    }
+    top[0] = quad_max(top[0]), top[1] = quad_max(top[1]);
+    if (SPLIT > 1) {
+        if ((lane & 3) == 0) room[share * CHUNK + g] = top[0], room[share * CHUNK + g + 8] = top[1];
+        barrier_named(1 + rows, 64);
+        top[0] = fmaxf(top[0], room[(1 - share) * CHUNK + g]);
+        top[1] = fmaxf(top[1], room[(1 - share) * CHUNK + g + 8]);
+    }
+#pragma unroll
+    for (int n = 0; n < N; n++) {
+        x[n][0] = exp2f(x[n][0] - top[0]), x[n][1] = exp2f(x[n][1] - top[0]);
+        x[n][2] = exp2f(x[n][2] - top[1]), x[n][3] = exp2f(x[n][3] - top[1]);
+        sum[0] += x[n][0] + x[n][1], sum[1] += x[n][2] + x[n][3];
+    }
+    return make_float2(quad_sum(sum[0]), quad_sum(sum[1]));
+}
+
+/* Multiplies all accumulators of a row group by c (with decay) and `factor`. */
+template <bool DECAY, int SP, int N>
+static __device__ inline void fast_scale(float (&x)[N][4], const char *entry, int rows, int slot0,
+                                         float factor)
+{
+#pragma unroll
+    for (int n = 0; n < N; n += 2) {
+        if (DECAY) fast_c_scale(fast_c_load(entry, SP, rows, slot0 / 16 + n / 2), x[n], x[n + 1]);
+#pragma unroll
+        for (int i = 0; i < 4; i++) x[n][i] *= factor, x[n + 1][i] *= factor;
+    }
+}
+
+/* One query head of a chunk: reads the slots and stores 16 rows of o. */
+template <typename F, bool DECAY>
+static __device__ inline void forward_read(const bla_call &c, const fast_place &p, int64_t chunk, int head,
+                                           const forward_tiles &t, const char *slots_k, const char *slots_v,
+                                           const char *entry, float *exchange, int rows, int share)
+{
+    constexpr int D = F::D, SP = F::SP, N = F::SHARE / 8;
+    const int slot0 = share * F::SHARE;
+    const bla_period *period = c.periods + p.chain.h;
+    float o[D / 8][4];
+    uint32_t weight[N / 2][4];
+    float2 sum;
+    {
+        float x[N][4];
+        fast_against<D, SP>(x, t.q, t.k, slots_k, t.p, rows, slot0);
+        fast_scale<DECAY, SP>(x, entry, rows, slot0, c.scale * 1.4426950408889634f);
+        fast_mask(x, period, p.chain.position + chunk * CHUNK + 16 * rows, c.S, slot0);
+        sum = fast_exponentials<F::SPLIT>(x, rows, share, exchange);
+        if (DECAY) fast_scale<DECAY, SP>(x, entry, rows, slot0, 1.0f);
+#pragma unroll
+        for (int n = 0; n < N; n += 2) tile_pack(weight[n / 2], x[n], x[n + 1]);
+    }
+    tile_zero(o);
+#pragma unroll
+    for (int k = 0; k < N / 2; k++) tile_mma<F::UD>(o, weight[k], slots_v, slot0 + 16 * k, 0);
+#pragma unroll
+    for (int u = 0; u < 4; u++)
+        if (u <= rows) {
+            float g[2][4];
+            uint32_t a[4];
+            tile_zero(g);
+#pragma unroll
+            for (int k = 0; k < N / 2; k++) tile_mma_trans<F::US>(g, weight[k], t.p, 16 * u, slot0 + 16 * k);
+            if (u == rows) tile_causal(g[0], g[1]);
+            tile_pack(a, g[0], g[1]);
+            tile_mma<F::UD>(o, a, t.v, 16 * u, 0);
+        }
+    int lane = threadIdx.x & 31, g = 16 * rows + (lane >> 2);
+    if (F::SPLIT > 1) { /* the second share hands its part to the first */
+        float *sums = exchange + 2 * CHUNK, *part = exchange + 4 * CHUNK;
+        float4 *mine = (float4 *)part + rows * (D / 8) * 32 + lane;
+        if (share == 1) {
+#pragma unroll
+            for (int n = 0; n < D / 8; n++) mine[n * 32] = make_float4(o[n][0], o[n][1], o[n][2], o[n][3]);
+            if ((lane & 3) == 0) sums[g] = sum.x, sums[g + 8] = sum.y;
+        }
+        barrier_named(1 + rows, 64);
+        if (share == 1) return;
+        sum.x += sums[g], sum.y += sums[g + 8];
+#pragma unroll
+        for (int n = 0; n < D / 8; n++) {
+            float4 y = mine[n * 32];
+            o[n][0] += y.x, o[n][1] += y.y, o[n][2] += y.z, o[n][3] += y.w;
+        }
+    }
+    float low = 1.0f / sum.x, high = 1.0f / sum.y;
+#pragma unroll
+    for (int n = 0; n < D / 8; n++) {
+        o[n][0] *= low, o[n][1] *= low, o[n][2] *= high, o[n][3] *= high;
+        tile_put<F::UD>(t.q, 16 * rows, 8 * n, o[n]); /* these rows of q are no longer needed */
+    }
+    __syncwarp();
+    int64_t token = p.chain.first + chunk * CHUNK;
+    int n = (int)min((int64_t)CHUNK, p.chain.count - chunk * CHUNK);
+    bf16 *to = (bf16 *)c.o + (token * c.H + p.chain.h * c.group + head) * c.Dv;
+    tile_store16<D>(t.q, 16 * rows, to, c.H * c.Dv, n, c.Dv);
+}
+
+/* A warp's slots: accumulators += P^T tokens. */
+template <typename F>
+static __device__ inline void forward_write(float (&x)[F::MT][F::NT][4], const char *table,
+                                            const char *tokens, int slot0)
+{
+#pragma unroll
+    for (int k = 0; k < CHUNK; k += 16)
+#pragma unroll
+        for (int m = 0; m < F::MT; m++) {
+            uint32_t a[4];
+            tile_a_trans<F::US>(a, table, slot0 + 16 * m, k);
+            tile_mma<F::UD>(x[m], a, tokens, k, 0);
+        }
+}
+
+/* The state before the block's first chunk. */
+template <typename F, bool DECAY>
+static __device__ inline void forward_begin(const bla_call &c, const fast_run &r, const fast_place &p,
+                                            bool increments, int slot0, float (&K)[F::MT][F::NT][4],
+                                            float (&V)[F::MT][F::NT][4])
+{
+    constexpr int64_t floats = 2 * F::SP * F::D;
+    const float unit = DECAY ? ENTRY_UNIT : 1.0f;
+    bool given = c.in.k && p.segment == 0;
+    const float *k = given ? c.in.k + p.chain.b * c.in.stride_k + p.chain.h * c.S * c.Dk : NULL;
+    const float *v = given ? c.in.v + p.chain.b * c.in.stride_v + p.chain.h * c.S * c.Dv : NULL;
+    bool copied = r.segments > 1 && !increments; /* the caller's memory may already hold the slots on exit */
+    fast_slots_load(K, copied ? NULL : k, c.S, c.Dk, slot0, unit);
+    fast_slots_load(V, copied ? NULL : v, c.S, c.Dv, slot0, unit);
+    if (!given && p.segment == 0) return;
+    if (p.segment == 0 && r.segments > 1) {
+        float *start = r.start + p.index * floats;
+        if (increments)
+            fast_state_store<F::THREADS>(K, start, 0), fast_state_store<F::THREADS>(V, start, 1);
+        else
+            fast_state_add<F::THREADS>(K, start, 0), fast_state_add<F::THREADS>(V, start, 1);
+    }
+    if (increments) return;
+    int lane = threadIdx.x & 31;
+    for (int64_t s = r.scanned ? p.segment : 0; s < p.segment + (r.scanned ? 1 : 0); s++) {
+        if (p.segment == 0) break;
+        const float *keep = r.keeps + (p.index * r.segments + s) * F::SP + slot0 + (lane >> 2);
+        if (DECAY && s > 0 && !r.scanned) {
+            float end[F::MT][2];
+#pragma unroll
+            for (int m = 0; m < F::MT; m++) end[m][0] = keep[16 * m], end[m][1] = keep[16 * m + 8];
+            fast_rows_scale(K, end), fast_rows_scale(V, end);
+        }
+        const float *state = r.states + (p.index * r.segments + s) * floats;
+        fast_state_add<F::THREADS>(K, state, 0), fast_state_add<F::THREADS>(V, state, 1);
+    }
+}
+
+/* The state after the block's last chunk: to the workspace, or to the caller from the last segment. */
+template <typename F, bool DECAY>
+static __device__ inline void forward_end(const bla_call &c, const fast_run &r, const fast_place &p,
+                                          bool increments, int slot0, const float (&kept)[F::MT][2],
+                                          float (&K)[F::MT][F::NT][4], float (&V)[F::MT][F::NT][4])
+{
+    const float unit = DECAY ? ENTRY_START : 1.0f;
+    int lane = threadIdx.x & 31;
+    if (increments) {
+        int64_t at = p.index * r.segments + p.segment;
+        float *state = r.states + at * 2 * F::SP * F::D, *keep = r.keeps + at * F::SP + slot0 + (lane >> 2);
+        fast_state_store<F::THREADS>(K, state, 0), fast_state_store<F::THREADS>(V, state, 1);
+        if (DECAY && (lane & 3) == 0)
+#pragma unroll
+            for (int m = 0; m < F::MT; m++) keep[16 * m] = kept[m][0], keep[16 * m + 8] = kept[m][1];
+    } else if (c.out.k && p.segment == r.segments - 1) {
+        fast_slots_store(K, c.out.k + p.chain.b * c.out.stride_k + p.chain.h * c.S * c.Dk, c.S, c.Dk, slot0,
+                         unit);
+        fast_slots_store(V, c.out.v + p.chain.b * c.out.stride_v + p.chain.h * c.S * c.Dv, c.S, c.Dv, slot0,
+                         unit);
+    }
+}
+
+/* The slots before a chunk, as they lie in the tiles, to `saved`. */
+template <typename F>
+static __device__ inline void forward_save(const bla_call &c, const fast_run &r, const fast_place &p,
+                                           int64_t chunk, const char *slots_k, const char *slots_v)
+{
+    constexpr int units = F::D / 8;
+    uint4 *to = (uint4 *)(r.saved + (p.saved + chunk * c.Hkv) * 2 * F::SP * F::D);
+    for (int i = threadIdx.x; i < F::SP * units; i += F::THREADS) {
+        int at = tile_at<F::UD>(i / units, i % units);
+        to[i] = *(const uint4 *)(slots_k + at);
+        to[F::SP * units + i] = *(const uint4 *)(slots_v + at);
+    }
+}
+
+/* grid: chains * r.segments blocks, or, where `increments`, chains * (r.segments - 1). */
+template <int D, int SP, int SPLIT, bool DECAY, bool READ>
+static __global__ void __launch_bounds__(128 * SPLIT, SPLIT == 1 ? 2 : 1)
+    fast_forward_kernel(bla_call c, fast_run r, int increments)
+{
+    typedef forward_form<D, SP, SPLIT, READ> F;
+    CUDA_DYNAMIC_SHARED(char, shared);
+    char *slots_k = shared, *slots_v = shared + F::SLOTS;
+    float *exchange = (float *)(shared + 2 * F::SLOTS);
+    const fast_place p = fast_place_of(c, r, blockIdx.x, increments ? r.segments - 1 : r.segments);
+    const int warp = threadIdx.x / 32, slot0 = warp * 16 * F::MT, share = warp / 4;
+    /* Late rows have more to do than early ones: neighbouring blocks deal them out in opposite order. */
+    const int rows = (blockIdx.x / r.spread + share) & 1 ? 3 - warp % 4 : warp % 4;
+    float K[F::MT][F::NT][4], V[F::MT][F::NT][4], kept[F::MT][2];
+#pragma unroll
+    for (int m = 0; m < F::MT; m++) kept[m][0] = kept[m][1] = 1.0f;
+    const char *next = p.from < p.to ? forward_load<F, READ, DECAY>(c, r, p, p.from, shared, 0) : NULL;
+    forward_begin<F, DECAY>(c, r, p, increments, slot0, K, V);
+    const bool copies = READ || r.saved;
+    if (copies) fast_copy_out<D>(K, slots_k, slot0), fast_copy_out<D>(V, slots_v, slot0);
+    for (int64_t chunk = p.from; chunk < p.to; chunk++) {
+        const int stage = F::STAGES == 2 ? (int)((chunk - p.from) & 1) : 0;
+        const forward_tiles t = forward_stage<F, READ>(shared, stage);
+        const char *entry = next;
+        copy_async_wait<0>();
+        __syncthreads();
+        if (F::STAGES == 2 && chunk + 1 < p.to)
+            next = forward_load<F, READ, DECAY>(c, r, p, chunk + 1, shared, 1 - stage);
+        if (r.saved && !increments) forward_save<F>(c, r, p, chunk, slots_k, slots_v);
+        if (READ)
+            for (int head = 0; head < c.group; head++) {
+                if (head > 0) {
+                    __syncthreads();
+                    forward_load_q<F>(c, p, chunk, head, t.q);
+                    copy_async_commit();
+                    copy_async_wait<0>();
+                    __syncthreads();
+                }
+                forward_read<F, DECAY>(c, p, chunk, head, t, slots_k, slots_v, entry, exchange, rows, share);
+            }
+        forward_write<F>(K, t.p, t.k, slot0);
+        forward_write<F>(V, t.p, t.v, slot0);
+        if (DECAY) {
+            float end[F::MT][2];
+            int n = (int)min((int64_t)CHUNK, p.chain.count - chunk * CHUNK);
+            fast_keep(entry, SP, n, slot0, end);
+            fast_rows_scale(K, end), fast_rows_scale(V, end);
+#pragma unroll
+            for (int m = 0; m < F::MT; m++) kept[m][0] *= end[m][0], kept[m][1] *= end[m][1];
+        }
+        __syncthreads();
+        if (F::STAGES == 1 && chunk + 1 < p.to)
+            next = forward_load<F, READ, DECAY>(c, r, p, chunk + 1, shared, 0);
+        if (copies) fast_copy_out<D>(K, slots_k, slot0), fast_copy_out<D>(V, slots_v, slot0);
+    }
+    forward_end<F, DECAY>(c, r, p, increments, slot0, kept, K, V);
+}
+
+#endif

@@ -1,0 +1,57 @@
+/* Instantiates the tensor-core kernels for the width FAST_D. Included by cuda_fast_<width>.cu, so that the
+ * widths compile side by side. */
+#include "kernels/blurry/cuda_fast_backward.cuh"
+
+/* Two warps share the slots of a row group where one warp's registers would not hold a quarter of the state.
+ */
+#ifndef FAST_SPLIT_ABOVE
+#define FAST_SPLIT_ABOVE 8192
+#endif
+static constexpr int forward_split(int D, int SP)
+{
+    return SP * D > FAST_SPLIT_ABOVE ? 2 : 1;
+}
+
+template <int D, int SP, bool DECAY>
+static void forward_launch(const bla_call *call, const fast_run *run, fast_pass pass, cudaStream_t stream)
+{
+    constexpr int SPLIT = forward_split(D, SP);
+    typedef forward_form<D, SP, SPLIT, true> read;
+    typedef forward_form<D, SP, SPLIT, false> state;
+    int64_t blocks = call->chains * (pass == FAST_INCREMENTS ? run->segments - 1 : run->segments);
+    if (blocks <= 0) return;
+    if (pass == FAST_READ)
+        cuda_launch(fast_forward_kernel<D, SP, SPLIT, DECAY, true>, dim3((unsigned)blocks),
+                    dim3(read::THREADS), read::SHARED, stream, *call, *run, 0);
+    else
+        cuda_launch(fast_forward_kernel<D, SP, SPLIT, DECAY, false>, dim3((unsigned)blocks),
+                    dim3(state::THREADS), state::SHARED, stream, *call, *run, (int)(pass == FAST_INCREMENTS));
+}
+
+template <int D, int SP, bool DECAY>
+static void backward_launch(const bla_call *call, const fast_run *run, bool correct, cudaStream_t stream)
+{
+    int64_t blocks = call->chains * (correct ? run->segments - 1 : run->segments);
+    if (blocks <= 0) return;
+    if (correct)
+        cuda_launch(fast_correct_kernel<D, SP, DECAY>, dim3((unsigned)blocks), dim3(256),
+                    correct_form<D, SP>::SHARED, stream, *call, *run);
+    else
+        cuda_launch(fast_backward_kernel<D, SP, DECAY>, dim3((unsigned)blocks), dim3(256),
+                    backward_form<D, SP>::SHARED, stream, *call, *run);
+}
+
+template <int D, int SP, bool DECAY> static const fast_kernels *kernels_of(void)
+{
+    typedef forward_form<D, SP, forward_split(D, SP), true> F;
+    static const fast_kernels kernels = {
+        D, SP, F::BLOCKS, F::THREADS, F::MT, forward_launch<D, SP, DECAY>, backward_launch<D, SP, DECAY>};
+    return &kernels;
+}
+
+template <int D> static const fast_kernels *kernels_for(int slots, int decay)
+{
+    if (slots == 64) return decay ? kernels_of<D, 64, true>() : kernels_of<D, 64, false>();
+    if (slots == 128) return decay ? kernels_of<D, 128, true>() : kernels_of<D, 128, false>();
+    return NULL;
+}

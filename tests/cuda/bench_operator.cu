@@ -1,0 +1,180 @@
+/* Times the CUDA operator: forward, and forward with backward, each as a CUDA graph, medians after warm-up.
+ *     bench_operator [part of a case's name ...]
+ * Results are checked by test_operator; here only that they are finite. */
+#include "kernels/blurry/blurry.h"
+#include "kernels/cuda.h"
+
+#include <algorithm>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <vector>
+
+struct bench_case {
+    const char *name;
+    blurry_dtype dtype;
+    int64_t B, L, H, D, M;
+    double ratio; /* T / S */
+    int decay, backward;
+};
+
+static void must(cudaError_t error, const char *what)
+{
+    if (error == cudaSuccess) return;
+    fprintf(stderr, "%s: %s\n", what, cudaGetErrorString(error));
+    exit(1);
+}
+
+template <typename E> static __global__ void fill_kernel(E *x, int64_t n, uint32_t seed)
+{
+    for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < n;
+         i += (int64_t)gridDim.x * blockDim.x) {
+        uint64_t z = (uint64_t)i * 0x9e3779b97f4a7c15u + seed;
+        z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u, z = (z ^ z >> 27) * 0x94d049bb133111ebu, z ^= z >> 31;
+        cuda_store(x + i, ((float)(z >> 40) / 16777216.0f - 0.5f) * 3.4f);
+    }
+}
+
+static void *tensor(const bench_case &c, uint32_t seed)
+{
+    int64_t n = c.B * c.L * c.H * c.D;
+    size_t bytes = (size_t)n * (c.dtype == BLURRY_BF16 ? 2 : 4);
+    void *p;
+    must(cudaMalloc(&p, bytes), "tensor");
+    must(cudaMemset(p, 0xff, bytes), "poison");
+    if (seed && c.dtype == BLURRY_BF16)
+        cuda_launch(fill_kernel<bf16>, dim3(1024), dim3(256), 0, (cudaStream_t)0, (bf16 *)p, n, seed);
+    if (seed && c.dtype == BLURRY_F32)
+        cuda_launch(fill_kernel<float>, dim3(1024), dim3(256), 0, (cudaStream_t)0, (float *)p, n, seed);
+    return p;
+}
+
+/* Median milliseconds of one replay. */
+static double replay(cudaGraphExec_t graph, cudaStream_t stream)
+{
+    cudaEvent_t a, b;
+    must(cudaEventCreate(&a), "event"), must(cudaEventCreate(&b), "event");
+    std::vector<float> times;
+    for (int i = 0; i < 23; i++) {
+        must(cudaEventRecord(a, stream), "record");
+        must(cudaGraphLaunch(graph, stream), "launch");
+        must(cudaEventRecord(b, stream), "record");
+        must(cudaEventSynchronize(b), "wait");
+        float ms;
+        must(cudaEventElapsedTime(&ms, a, b), "time");
+        if (i >= 3) times.push_back(ms);
+        if (ms > 200 && i >= 4) break;
+    }
+    std::sort(times.begin(), times.end());
+    (void)cudaEventDestroy(a), (void)cudaEventDestroy(b);
+    return times[times.size() / 2];
+}
+
+static cudaGraphExec_t record(cudaStream_t stream, const bla_kernel *k, const bla_shape *s, void *tables,
+                              const bla_forward *f, const bla_backward *b)
+{
+    cudaGraph_t graph;
+    cudaGraphExec_t exec;
+    must(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "capture");
+    k->forward(s, tables, f);
+    if (b) k->backward(s, tables, b);
+    must(cudaStreamEndCapture(stream, &graph), "capture");
+    must(cudaGraphInstantiate(&exec, graph, 0), "instantiate");
+    (void)cudaGraphDestroy(graph);
+    return exec;
+}
+
+static bool finite(const bench_case &c, const void *device)
+{
+    std::vector<uint16_t> host(4096);
+    size_t element = c.dtype == BLURRY_BF16 ? 2 : 4, bytes = (size_t)(c.B * c.L * c.H * c.D) * element;
+    must(cudaMemcpy(host.data(), (const char *)device + bytes - 8192, 8192, cudaMemcpyDeviceToHost), "copy");
+    for (size_t i = element / 2 - 1; i < host.size(); i += element / 2)
+        if ((host[i] & 0x7f80) == 0x7f80) return false;
+    return true;
+}
+
+static void run(const bench_case &c)
+{
+    int64_t S = 2 * c.M - 1;
+    std::vector<double> period((size_t)c.H, c.ratio * (double)S);
+    std::vector<uint8_t> raised((size_t)c.H, 0);
+    bla_shape s = {
+        c.B,     c.B * c.L, c.H, c.H, c.D, c.D, c.M, S, period.data(), raised.data(), 1 / sqrt((double)c.D),
+        c.decay, 0,         1};
+    const bla_kernel *k = bla_kernel_cuda(c.dtype);
+    void *tables, *workspace, *saved;
+    if (k->prepare(&s, &tables) != BLURRY_OK) {
+        printf("%s: %s\n", c.name, blurry_last_error());
+        return;
+    }
+    size_t need_f = k->forward_workspace(&s), need_b = c.backward ? k->backward_workspace(&s) : 0,
+           need_s = k->saved_bytes(&s);
+    must(cudaMalloc(&workspace, std::max(need_f, need_b)), "workspace");
+    must(cudaMalloc(&saved, c.backward ? need_s + 64 : 64), "saved");
+    cudaStream_t stream;
+    must(cudaStreamCreate(&stream), "stream");
+    bla_forward f = {};
+    f.n_sequences = c.B, f.stream = stream, f.workspace = workspace;
+    f.q = tensor(c, 1), f.k = tensor(c, 2), f.v = tensor(c, 3), f.o = tensor(c, 0);
+    must(cudaDeviceSynchronize(), "fill");
+    cudaGraphExec_t graph = record(stream, k, &s, tables, &f, NULL);
+    double forward = replay(graph, stream), both = 0;
+    bool good = finite(c, f.o);
+    (void)cudaGraphExecDestroy(graph);
+    if (c.backward) {
+        bla_backward b = {};
+        f.saved = saved;
+        b.n_sequences = c.B, b.stream = stream, b.workspace = workspace, b.saved = saved;
+        b.q = f.q, b.k = f.k, b.v = f.v, b.d_o = tensor(c, 4);
+        b.d_q = tensor(c, 0), b.d_k = tensor(c, 0), b.d_v = tensor(c, 0);
+        must(cudaDeviceSynchronize(), "fill");
+        graph = record(stream, k, &s, tables, &f, &b);
+        both = replay(graph, stream);
+        good = good && finite(c, b.d_q) && finite(c, b.d_k) && finite(c, b.d_v);
+        (void)cudaGraphExecDestroy(graph);
+        (void)cudaFree((void *)b.d_o), (void)cudaFree(b.d_q), (void)cudaFree(b.d_k), (void)cudaFree(b.d_v);
+    }
+    must(cudaGetLastError(), c.name);
+    printf("%-28s decay=%d fwd %8.4f ms  fwd+bwd %8.4f ms  workspace %5.0f/%5.0f MB saved %5.0f MB%s\n",
+           c.name, c.decay, forward, both, (double)need_f / 1e6, (double)need_b / 1e6, (double)need_s / 1e6,
+           good ? "" : "  NOT FINITE");
+    fflush(stdout);
+    k->release(tables);
+    (void)cudaFree(workspace), (void)cudaFree(saved), (void)cudaStreamDestroy(stream);
+    (void)cudaFree((void *)f.q), (void)cudaFree((void *)f.k), (void)cudaFree((void *)f.v),
+        (void)cudaFree(f.o);
+}
+
+int main(int count, char **arguments)
+{
+    static const bench_case cases[] = {
+        {"main B4 L4096 H16 D64 S127", BLURRY_BF16, 4, 4096, 16, 64, 64, 2, 0, 1},
+        {"main B4 L4096 H16 D64 S127", BLURRY_BF16, 4, 4096, 16, 64, 64, 2, 1, 1},
+        {"real T B4 L4096 H16 D64 S127", BLURRY_BF16, 4, 4096, 16, 64, 64, 2.001, 0, 1},
+        {"real T B4 L4096 H16 D64 S127", BLURRY_BF16, 4, 4096, 16, 64, 64, 2.001, 1, 1},
+        {"wide B4 L4096 H16 D128 S63", BLURRY_BF16, 4, 4096, 16, 128, 32, 2, 0, 1},
+        {"wide B4 L4096 H16 D128 S63", BLURRY_BF16, 4, 4096, 16, 128, 32, 2, 1, 1},
+        {"both B4 L4096 H16 D128 S127", BLURRY_BF16, 4, 4096, 16, 128, 64, 2, 1, 1},
+        {"d32 B4 L4096 H16 D32 S127", BLURRY_BF16, 4, 4096, 16, 32, 64, 2, 1, 1},
+        {"long B1 L65536 H16 D64 S127", BLURRY_BF16, 1, 65536, 16, 64, 64, 2, 0, 1},
+        {"long B1 L65536 H16 D64 S127", BLURRY_BF16, 1, 65536, 16, 64, 64, 2, 1, 1},
+        {"short B32 L512 H2 D64 S127", BLURRY_BF16, 32, 512, 2, 64, 64, 2, 0, 1},
+        {"short B32 L512 H2 D64 S127", BLURRY_BF16, 32, 512, 2, 64, 64, 2, 1, 1},
+        {"mqar B32 L512 H1 D128 S63", BLURRY_BF16, 32, 512, 1, 128, 32, 2, 0, 1},
+        {"mqar B32 L512 H1 D128 S63", BLURRY_BF16, 32, 512, 1, 128, 32, 2, 1, 1},
+        {"linear B1 L4096 H16", BLURRY_BF16, 1, 4096, 16, 64, 64, 2, 0, 1},
+        {"linear B1 L16384 H16", BLURRY_BF16, 1, 16384, 16, 64, 64, 2, 0, 1},
+        {"linear B1 L262144 H16", BLURRY_BF16, 1, 262144, 16, 64, 64, 2, 0, 1},
+        {"linear B1 L1048576 H16", BLURRY_BF16, 1, 1048576, 16, 64, 64, 2, 0, 1},
+        {"f32 B4 L4096 H16 D64 S127", BLURRY_F32, 4, 4096, 16, 64, 64, 2, 1, 1},
+        {"f32 mqar B32 L512 H1 D128", BLURRY_F32, 32, 512, 1, 128, 32, 2, 1, 1},
+    };
+    for (const bench_case &c : cases) {
+        bool wanted = count < 2;
+        for (int i = 1; i < count; i++) wanted = wanted || strstr(c.name, arguments[i]);
+        if (wanted) run(c);
+    }
+    return 0;
+}
