@@ -1,9 +1,10 @@
 /* Times the memory-bound operations and the output head of the CUDA tables on a GPU, each checked against the
  * double reference on the CPU first:
  *     cuda_ops [FILTER] [--check]      operations whose name contains FILTER; --check: no times
- * Sizes are those of the MQAR training step (batch 32, length 512, width 128, vocabulary 8192, 2048 labels). A time
- * is the median over replays of a graph of 20 calls; the floor is the bytes that must move, each once, at 4.2
- * TB/s (arrays of this size stay in the second-level cache, so it can be beaten). Exits 1 where a check fails. */
+ * Sizes are those of the MQAR training step (batch 32, length 512, width 128, vocabulary 8192, 2048 labels).
+ * A time is the median over replays of a graph of 20 calls; the floor is the bytes that must move, each once,
+ * at 4.2 TB/s (arrays of this size stay in the second-level cache, so it can be beaten). Exits 1 where a
+ * check fails. */
 #include "base/rng.h"
 #include "kernels/conv/conv.h"
 #include "kernels/cuda.h"
@@ -151,7 +152,8 @@ static void fill(bench_case &c)
         x.values.resize((size_t)x.count);
         double low = x.low, high = x.high;
         if (low == 0 && high == 0) low = -1, high = 1;
-        for (double &v : x.values) v = x.is == INT32 || x.is == INT64 ? 0 : rounded(low + (high - low) * rng_double(&random));
+        for (double &v : x.values)
+            v = x.is == INT32 || x.is == INT64 ? 0 : rounded(low + (high - low) * rng_double(&random));
     }
 }
 
@@ -329,9 +331,9 @@ static norm_args norm_of(void **x)
 }
 static std::vector<tensor> norm_tensors(int backward)
 {
-    std::vector<tensor> t = {act(ROWS * D),          par(D),           par(D),     act_out(ROWS * D), stat_out(ROWS),
-                             stat_out(ROWS),         act(ROWS * D),    act_out(ROWS * D), par_sum(D), par_sum(D),
-                             act(ROWS * D)};
+    std::vector<tensor> t = {act(ROWS * D),  par(D),         par(D),        act_out(ROWS * D),
+                             stat_out(ROWS), stat_out(ROWS), act(ROWS * D), act_out(ROWS * D),
+                             par_sum(D),     par_sum(D),     act(ROWS * D)};
     if (backward) { /* statistics are inputs: any numbers serve */
         t[4] = par(ROWS, -0.1, 0.1), t[5] = par(ROWS, 0.5, 2);
         t[3].written = 0;
@@ -360,7 +362,8 @@ static embed_args embed_of(void **x, double dropout)
 static conv_args conv_of(void **x)
 {
     conv_args a = {};
-    a.batch = B, a.length = L, a.channels = D, a.kernel = 4, a.silu = 1, a.x = x[0], a.weight = x[1], a.y = x[2];
+    a.batch = B, a.length = L, a.channels = D, a.kernel = 4, a.silu = 1, a.x = x[0], a.weight = x[1],
+    a.y = x[2];
     a.d_y = x[3], a.d_x = x[4], a.d_weight = x[5];
     return a;
 }
@@ -383,7 +386,8 @@ static slots_gate_args slots_gate_of(void **x)
 static gdn_gate_args gdn_gate_of(void **x)
 {
     gdn_gate_args a = {};
-    a.rows = ROWS, a.heads = H, a.x = x[0], a.A = x[1], a.dt_bias = x[2], a.g = x[3], a.d_g = x[4], a.d_x = x[5];
+    a.rows = ROWS, a.heads = H, a.x = x[0], a.A = x[1], a.dt_bias = x[2], a.g = x[3], a.d_g = x[4],
+    a.d_x = x[5];
     a.d_A = x[6], a.d_dt_bias = x[7];
     return a;
 }
@@ -392,7 +396,8 @@ static xent_args xent_of(void **x, int64_t checked)
 {
     xent_args a = {};
     a.labels = LABELS, a.n_hidden = ROWS, a.width = D, a.vocab = V, a.hidden = x[0], a.weight = x[1];
-    a.row = (const int64_t *)x[2], a.target = (const int32_t *)x[3], a.log_prob = x[4], a.argmax = (int32_t *)x[5];
+    a.row = (const int64_t *)x[2], a.target = (const int32_t *)x[3], a.log_prob = x[4],
+    a.argmax = (int32_t *)x[5];
     a.grad_scale = (const double *)x[6], a.d_hidden = x[7], a.d_weight = x[8];
     if (checked) a.count = (const int64_t *)x[9];
     return a;
@@ -406,104 +411,185 @@ static std::vector<bench_case> all_cases(void)
         return std::pair<double, double>(activations * 2 + floats * 4, activations * 4 + floats * 4);
     };
     auto push = [&](const char *name, void (*call)(type, const kernel_run *, void **, int64_t),
-                    std::vector<tensor> tensors, std::pair<double, double> bytes, double flop = 0, int64_t checked = 0) {
+                    std::vector<tensor> tensors, std::pair<double, double> bytes, double flop = 0,
+                    int64_t checked = 0) {
         all.push_back({name, call, tensors, {bytes.first, bytes.second}, flop, checked});
     };
-    push("add", [](type t, const kernel_run *r, void **x, int64_t) {
-        add_args a = {};
-        a.count = ROWS * D, a.alpha = 0.5, a.beta = 2, a.a = x[0], a.b = x[1], a.y = x[2];
-        call_add(t, r, a); }, {act(ROWS * D), act(ROWS * D), act_out(ROWS * D)}, two(3 * N, 0));
-    push("unary_forward gelu", [](type t, const kernel_run *r, void **x, int64_t) {
-        unary_args a = {};
-        a.kind = UNARY_GELU, a.count = ROWS * D, a.x = x[0], a.y = x[1];
-        call_unary_forward(t, r, a); }, {act(ROWS * D, -4, 4), act_out(ROWS * D)}, two(2 * N, 0));
-    push("unary_backward gelu", [](type t, const kernel_run *r, void **x, int64_t) {
-        unary_args a = {};
-        a.kind = UNARY_GELU, a.count = ROWS * D, a.x = x[0], a.d_y = x[1], a.d_x = x[2];
-        call_unary_backward(t, r, a); }, {act(ROWS * D, -4, 4), act(ROWS * D), act_out(ROWS * D)}, two(3 * N, 0));
-    push("swiglu_forward", [](type t, const kernel_run *r, void **x, int64_t) {
-        swiglu_args a = {};
-        a.count = ROWS * D, a.gate = x[0], a.up = x[1], a.y = x[2];
-        call_swiglu_forward(t, r, a); }, {act(ROWS * D, -4, 4), act(ROWS * D), act_out(ROWS * D)}, two(3 * N, 0));
-    push("swiglu_backward", [](type t, const kernel_run *r, void **x, int64_t) {
-        swiglu_args a = {};
-        a.count = ROWS * D, a.gate = x[0], a.up = x[1], a.d_y = x[2], a.d_gate = x[3], a.d_up = x[4];
-        call_swiglu_backward(t, r, a); },
-        {act(ROWS * D, -4, 4), act(ROWS * D), act(ROWS * D), act_out(ROWS * D), act_out(ROWS * D)}, two(5 * N, 0));
-    push("rmsnorm_forward", [](type t, const kernel_run *r, void **x, int64_t) {
-        norm_args a = norm_of(x);
-        a.mean = NULL;
-        call_rmsnorm_forward(t, r, a); }, norm_tensors(0), two(2 * N, ROWS));
-    push("rmsnorm_backward", [](type t, const kernel_run *r, void **x, int64_t) {
-        call_rmsnorm_backward(t, r, norm_of(x)); }, norm_tensors(1), two(4 * N, ROWS));
-    push("layernorm_forward", [](type t, const kernel_run *r, void **x, int64_t) {
-        call_layernorm_forward(t, r, norm_of(x)); }, norm_tensors(0), two(2 * N, 2 * ROWS));
-    push("layernorm_backward", [](type t, const kernel_run *r, void **x, int64_t) {
-        call_layernorm_backward(t, r, norm_of(x)); }, norm_tensors(1), two(4 * N, 2 * ROWS));
-    push("headnorm_forward", [](type t, const kernel_run *r, void **x, int64_t) {
-        call_headnorm_forward(t, r, headnorm_of(x)); },
-        {act(ROWS * D), act(ROWS * D, -4, 4), par(D / 2), act_out(ROWS * D), stat_out(2 * ROWS)}, two(3 * N, 2 * ROWS));
-    push("headnorm_backward", [](type t, const kernel_run *r, void **x, int64_t) {
-        call_headnorm_backward(t, r, headnorm_of(x)); },
+    push(
+        "add",
+        [](type t, const kernel_run *r, void **x, int64_t) {
+            add_args a = {};
+            a.count = ROWS * D, a.alpha = 0.5, a.beta = 2, a.a = x[0], a.b = x[1], a.y = x[2];
+            call_add(t, r, a);
+        },
+        {act(ROWS * D), act(ROWS * D), act_out(ROWS * D)}, two(3 * N, 0));
+    push(
+        "unary_forward gelu",
+        [](type t, const kernel_run *r, void **x, int64_t) {
+            unary_args a = {};
+            a.kind = UNARY_GELU, a.count = ROWS * D, a.x = x[0], a.y = x[1];
+            call_unary_forward(t, r, a);
+        },
+        {act(ROWS * D, -4, 4), act_out(ROWS * D)}, two(2 * N, 0));
+    push(
+        "unary_backward gelu",
+        [](type t, const kernel_run *r, void **x, int64_t) {
+            unary_args a = {};
+            a.kind = UNARY_GELU, a.count = ROWS * D, a.x = x[0], a.d_y = x[1], a.d_x = x[2];
+            call_unary_backward(t, r, a);
+        },
+        {act(ROWS * D, -4, 4), act(ROWS * D), act_out(ROWS * D)}, two(3 * N, 0));
+    push(
+        "swiglu_forward",
+        [](type t, const kernel_run *r, void **x, int64_t) {
+            swiglu_args a = {};
+            a.count = ROWS * D, a.gate = x[0], a.up = x[1], a.y = x[2];
+            call_swiglu_forward(t, r, a);
+        },
+        {act(ROWS * D, -4, 4), act(ROWS * D), act_out(ROWS * D)}, two(3 * N, 0));
+    push(
+        "swiglu_backward",
+        [](type t, const kernel_run *r, void **x, int64_t) {
+            swiglu_args a = {};
+            a.count = ROWS * D, a.gate = x[0], a.up = x[1], a.d_y = x[2], a.d_gate = x[3], a.d_up = x[4];
+            call_swiglu_backward(t, r, a);
+        },
+        {act(ROWS * D, -4, 4), act(ROWS * D), act(ROWS * D), act_out(ROWS * D), act_out(ROWS * D)},
+        two(5 * N, 0));
+    push(
+        "rmsnorm_forward",
+        [](type t, const kernel_run *r, void **x, int64_t) {
+            norm_args a = norm_of(x);
+            a.mean = NULL;
+            call_rmsnorm_forward(t, r, a);
+        },
+        norm_tensors(0), two(2 * N, ROWS));
+    push(
+        "rmsnorm_backward",
+        [](type t, const kernel_run *r, void **x, int64_t) { call_rmsnorm_backward(t, r, norm_of(x)); },
+        norm_tensors(1), two(4 * N, ROWS));
+    push(
+        "layernorm_forward",
+        [](type t, const kernel_run *r, void **x, int64_t) { call_layernorm_forward(t, r, norm_of(x)); },
+        norm_tensors(0), two(2 * N, 2 * ROWS));
+    push(
+        "layernorm_backward",
+        [](type t, const kernel_run *r, void **x, int64_t) { call_layernorm_backward(t, r, norm_of(x)); },
+        norm_tensors(1), two(4 * N, 2 * ROWS));
+    push(
+        "headnorm_forward",
+        [](type t, const kernel_run *r, void **x, int64_t) { call_headnorm_forward(t, r, headnorm_of(x)); },
+        {act(ROWS * D), act(ROWS * D, -4, 4), par(D / 2), act_out(ROWS * D), stat_out(2 * ROWS)},
+        two(3 * N, 2 * ROWS));
+    push(
+        "headnorm_backward",
+        [](type t, const kernel_run *r, void **x, int64_t) { call_headnorm_backward(t, r, headnorm_of(x)); },
         {act(ROWS * D), act(ROWS * D, -4, 4), par(D / 2), act(ROWS * D), par(2 * ROWS, 0.5, 2), act(ROWS * D),
-         act_out(ROWS * D), act_out(ROWS * D), par_sum(D / 2)}, two(5 * N, 2 * ROWS));
-    push("l2norm_forward", [](type t, const kernel_run *r, void **x, int64_t) {
-        l2norm_args a = {};
-        a.rows = ROWS, a.width = D, a.eps = 1e-6, a.x = x[0], a.y = x[1];
-        call_l2norm_forward(t, r, a); }, {act(ROWS * D), act_out(ROWS * D)}, two(2 * N, 0));
-    push("l2norm_backward", [](type t, const kernel_run *r, void **x, int64_t) {
-        l2norm_args a = {};
-        a.rows = ROWS, a.width = D, a.eps = 1e-6, a.x = x[0], a.d_y = x[1], a.d_x = x[2];
-        call_l2norm_backward(t, r, a); }, {act(ROWS * D), act(ROWS * D), act_out(ROWS * D)}, two(3 * N, 0));
+         act_out(ROWS * D), act_out(ROWS * D), par_sum(D / 2)},
+        two(5 * N, 2 * ROWS));
+    push(
+        "l2norm_forward",
+        [](type t, const kernel_run *r, void **x, int64_t) {
+            l2norm_args a = {};
+            a.rows = ROWS, a.width = D, a.eps = 1e-6, a.x = x[0], a.y = x[1];
+            call_l2norm_forward(t, r, a);
+        },
+        {act(ROWS * D), act_out(ROWS * D)}, two(2 * N, 0));
+    push(
+        "l2norm_backward",
+        [](type t, const kernel_run *r, void **x, int64_t) {
+            l2norm_args a = {};
+            a.rows = ROWS, a.width = D, a.eps = 1e-6, a.x = x[0], a.d_y = x[1], a.d_x = x[2];
+            call_l2norm_backward(t, r, a);
+        },
+        {act(ROWS * D), act(ROWS * D), act_out(ROWS * D)}, two(3 * N, 0));
     tensor table = par(L * D);
     for (int64_t i = 0; i < L * D; i++) {
         double angle = (double)(i / D) * pow(10000, -2.0 * (double)(i % D / 2) / D);
         table.values.push_back((float)(i % 2 ? sin(angle) : cos(angle)));
     }
-    push("rope_table", [](type t, const kernel_run *r, void **x, int64_t) {
-        call_rope_table(t, r, rope_of(x)); }, {act(ROWS * D), stat_out(L * D), act(ROWS * D)}, two(0, L * D));
-    push("rope_forward", [](type t, const kernel_run *r, void **x, int64_t) {
-        call_rope_forward(t, r, rope_of(x)); }, {act(ROWS * D), table, act_out(ROWS * D)}, two(2 * N, L * D));
-    push("conv_forward", [](type t, const kernel_run *r, void **x, int64_t) {
-        call_conv_forward(t, r, conv_of(x)); }, {act(ROWS * D), par(4 * D), act_out(ROWS * D)}, two(2 * N, 4 * D));
-    push("conv_backward", [](type t, const kernel_run *r, void **x, int64_t) {
-        call_conv_backward(t, r, conv_of(x)); },
-        {act(ROWS * D), par(4 * D), act(ROWS * D), act(ROWS * D), act_out(ROWS * D), par_sum(4 * D)}, two(3 * N, 4 * D));
-    push("embed_forward", [](type t, const kernel_run *r, void **x, int64_t) {
-        call_embed_forward(t, r, embed_of(x, 0.1)); },
-        {ints(INT32, ROWS, token_at), par(V * D), ints(INT64, 2, key_at), act_out(ROWS * D)}, two(N, N + ROWS));
-    push("embed_backward", [](type t, const kernel_run *r, void **x, int64_t) {
-        call_embed_backward(t, r, embed_of(x, 0)); },
-        {ints(INT32, ROWS, token_at), par(V * D), ints(INT64, 2, key_at), act(ROWS * D), act(ROWS * D), par_sum(V * D)},
+    push(
+        "rope_table",
+        [](type t, const kernel_run *r, void **x, int64_t) { call_rope_table(t, r, rope_of(x)); },
+        {act(ROWS * D), stat_out(L * D), act(ROWS * D)}, two(0, L * D));
+    push(
+        "rope_forward",
+        [](type t, const kernel_run *r, void **x, int64_t) { call_rope_forward(t, r, rope_of(x)); },
+        {act(ROWS * D), table, act_out(ROWS * D)}, two(2 * N, L * D));
+    push(
+        "rope_backward",
+        [](type t, const kernel_run *r, void **x, int64_t) { call_rope_backward(t, r, rope_of(x)); },
+        {act(ROWS * D), table, act_out(ROWS * D)}, two(2 * N, L * D));
+    push(
+        "conv_forward",
+        [](type t, const kernel_run *r, void **x, int64_t) { call_conv_forward(t, r, conv_of(x)); },
+        {act(ROWS * D), par(4 * D), act_out(ROWS * D)}, two(2 * N, 4 * D));
+    push(
+        "conv_backward",
+        [](type t, const kernel_run *r, void **x, int64_t) { call_conv_backward(t, r, conv_of(x)); },
+        {act(ROWS * D), par(4 * D), act(ROWS * D), act(ROWS * D), act_out(ROWS * D), par_sum(4 * D)},
+        two(3 * N, 4 * D));
+    push(
+        "embed_forward",
+        [](type t, const kernel_run *r, void **x, int64_t) { call_embed_forward(t, r, embed_of(x, 0.1)); },
+        {ints(INT32, ROWS, token_at), par(V * D), ints(INT64, 2, key_at), act_out(ROWS * D)},
+        two(N, N + ROWS));
+    push(
+        "embed_backward",
+        [](type t, const kernel_run *r, void **x, int64_t) { call_embed_backward(t, r, embed_of(x, 0)); },
+        {ints(INT32, ROWS, token_at), par(V * D), ints(INT64, 2, key_at), act(ROWS * D), act(ROWS * D),
+         par_sum(V * D)},
         two(N, 2 * V * D + ROWS));
-    push("slots_gate_forward", [](type t, const kernel_run *r, void **x, int64_t) {
-        call_slots_gate_forward(t, r, slots_gate_of(x)); }, {act(ROWS * SLOTS), act_out(ROWS * SLOTS)},
-        two(2 * ROWS * SLOTS, 0));
-    push("slots_gate_backward", [](type t, const kernel_run *r, void **x, int64_t) {
-        call_slots_gate_backward(t, r, slots_gate_of(x)); },
+    push(
+        "slots_gate_forward",
+        [](type t, const kernel_run *r, void **x, int64_t) {
+            call_slots_gate_forward(t, r, slots_gate_of(x));
+        },
+        {act(ROWS * SLOTS), act_out(ROWS * SLOTS)}, two(2 * ROWS * SLOTS, 0));
+    push(
+        "slots_gate_backward",
+        [](type t, const kernel_run *r, void **x, int64_t) {
+            call_slots_gate_backward(t, r, slots_gate_of(x));
+        },
         {act(ROWS * SLOTS), act(ROWS * SLOTS, -1, -0.001), act(ROWS * SLOTS), act_out(ROWS * SLOTS)},
         two(3 * ROWS * SLOTS, 0));
-    push("gdn_gate_forward", [](type t, const kernel_run *r, void **x, int64_t) {
-        call_gdn_gate_forward(t, r, gdn_gate_of(x)); }, {act(ROWS * H), par(H), par(H), act_out(ROWS * H)},
-        two(2 * ROWS * H, 0));
-    push("gdn_gate_backward", [](type t, const kernel_run *r, void **x, int64_t) {
-        call_gdn_gate_backward(t, r, gdn_gate_of(x)); },
-        {act(ROWS * H), par(H), par(H), act(ROWS * H), act(ROWS * H), act_out(ROWS * H), par_sum(H), par_sum(H)},
+    push(
+        "gdn_gate_forward",
+        [](type t, const kernel_run *r, void **x, int64_t) { call_gdn_gate_forward(t, r, gdn_gate_of(x)); },
+        {act(ROWS * H), par(H), par(H), act_out(ROWS * H)}, two(2 * ROWS * H, 0));
+    push(
+        "gdn_gate_backward",
+        [](type t, const kernel_run *r, void **x, int64_t) { call_gdn_gate_backward(t, r, gdn_gate_of(x)); },
+        {act(ROWS * H), par(H), par(H), act(ROWS * H), act(ROWS * H), act_out(ROWS * H), par_sum(H),
+         par_sum(H)},
         two(3 * ROWS * H, 0));
-    tensor weight = {COPIED, V * D, 0, 0, 0, {}}, scale = {DOUBLE, 1, 0.5, 0.5, 0, {}}, count = ints(INT64, 1, zero_at);
+    tensor weight = {COPIED, V * D, 0, 0, 0, {}}, scale = {DOUBLE, 1, 0.5, 0.5, 0, {}},
+           count = ints(INT64, 1, zero_at);
     const int64_t checked = 130;
     count.values[0] = (double)checked;
     double product = 2.0 * LABELS * V * D;
     tensor argmax = ints(INT32, LABELS, zero_at);
     argmax.written = 1;
-    std::vector<tensor> head = {act(ROWS * D), weight, ints(INT64, LABELS, label_row_at), ints(INT32, LABELS, target_at),
-                                stat_out(LABELS), argmax, scale, act_out(ROWS * D), par_sum(V * D), count};
+    std::vector<tensor> head = {act(ROWS * D),
+                                weight,
+                                ints(INT64, LABELS, label_row_at),
+                                ints(INT32, LABELS, target_at),
+                                stat_out(LABELS),
+                                argmax,
+                                scale,
+                                act_out(ROWS * D),
+                                par_sum(V * D),
+                                count};
     std::vector<tensor> head_forward = head;
     head_forward[7].written = head_forward[8].written = 0;
-    push("xent_forward", [](type t, const kernel_run *r, void **x, int64_t n) {
-        call_xent_forward(t, r, xent_of(x, n)); }, head_forward, two(LABELS * D + V * D, LABELS), product, checked);
-    push("xent_backward", [](type t, const kernel_run *r, void **x, int64_t n) {
-        call_xent_backward(t, r, xent_of(x, n)); }, head, two(LABELS * D + 2 * V * D + N, 2 * V * D), 3 * product, checked);
+    push(
+        "xent_forward",
+        [](type t, const kernel_run *r, void **x, int64_t n) { call_xent_forward(t, r, xent_of(x, n)); },
+        head_forward, two(LABELS * D + V * D, LABELS), product, checked);
+    push(
+        "xent_backward",
+        [](type t, const kernel_run *r, void **x, int64_t n) { call_xent_backward(t, r, xent_of(x, n)); },
+        head, two(LABELS * D + 2 * V * D + N, 2 * V * D), 3 * product, checked);
     return all;
 }
 

@@ -103,7 +103,8 @@ blurry_status device_create(device **dev, const device_options *options)
     blurry_status status = d->kind == DEVICE_CPU ? cpu_open(d, options) : device_cuda_open(d, options);
     d->run.threads = d->threads;
     d->run.element = d->element;
-    if (status == BLURRY_OK) status = device_reserve(d, d->kind == DEVICE_CUDA ? KERNEL_SCRATCH_CUDA : KERNEL_SCRATCH_CPU);
+    if (status == BLURRY_OK)
+        status = device_reserve(d, d->kind == DEVICE_CUDA ? KERNEL_SCRATCH_CUDA : KERNEL_SCRATCH_CPU);
     if (status != BLURRY_OK) device_destroy(&d);
     *dev = d;
     return status;

@@ -26,8 +26,8 @@ typedef struct kernel_run {
     int threads;
     void *scratch; /* aligned to 64 */
     size_t scratch_bytes;
-    size_t element; /* bytes of one activation */
-    void *stream;   /* of an accelerator (cudaStream_t); NULL on the CPU */
+    size_t element;         /* bytes of one activation */
+    void *stream;           /* of an accelerator (cudaStream_t); NULL on the CPU */
     struct cuda_blas *blas; /* of an accelerator: matrix products, kernels/cuda_blas.h */
 } kernel_run;
 

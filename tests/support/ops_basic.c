@@ -415,8 +415,9 @@ static void check_norms(int64_t rows, int64_t width)
 void ops_norms(void **state)
 {
     (void)state;
-    static const int64_t shapes[][2] = {{0, 8}, {1, 3}, {5, 7}, {3, 128}, {301, 33}, {70, 200}};
-    for (int i = 0; i < 6; i++) check_norms(shapes[i][0], shapes[i][1]);
+    static const int64_t shapes[][2] = {{0, 8},    {1, 3},   {5, 7},   {3, 128}, {301, 33},
+                                        {70, 200}, {37, 64}, {6, 520}, {4, 1032}};
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) check_norms(shapes[i][0], shapes[i][1]);
 }
 
 /* ---- embedding: vocabulary S, width K ---- */
@@ -458,10 +459,11 @@ static void embed_backward(const op_call *call)
 void ops_embedding(void **state)
 {
     (void)state;
-    static const int64_t position[] = {0, 3, 1}, shapes[][2] = {{0, 8}, {1, 5}, {17, 33}, {200, 70}};
-    for (int i = 0; i < 4; i++)
+    static const int64_t position[] = {0, 3, 1},
+                         shapes[][3] = {{0, 8, 23}, {1, 5, 23}, {17, 33, 23}, {200, 70, 23}, {150, 16, 9001}};
+    for (int i = 0; i < 5; i++)
         for (int64_t option = 0; option < 2; option++) {
-            int64_t B = 3, L = shapes[i][0], K = shapes[i][1], S = 23, V = L > 1 ? L : 2;
+            int64_t B = 3, L = shapes[i][0], K = shapes[i][1], S = shapes[i][2], V = L > 1 ? L : 2;
             for (int64_t r = 0; r < B * L; r++) ids[r] = (int32_t)(r % 3 ? r * 7 % S : 0);
             op_case c = {.family = "embed",
                          .note = option ? "positions and dropout" : "plain",
@@ -554,27 +556,29 @@ static void xent_backward(const op_call *call)
 void ops_head(void **state)
 {
     (void)state;
-    static const int64_t shapes[][4] = {{1, 1, 3, 2}, {5, 9, 8, 33}, {70, 40, 33, 100}, {1300, 600, 8, 70}};
-    for (int i = 0; i < 4; i++) {
+    static const int64_t shapes[][4] = {{1, 1, 3, 2},       {5, 9, 8, 33},      {70, 40, 33, 100},
+                                        {1300, 600, 8, 70}, {140, 90, 72, 130}, {150, 300, 128, 333}};
+    for (int i = 0; i < 6; i++) {
         int64_t labels = shapes[i][0], rows = shapes[i][1], width = shapes[i][2], vocab = shapes[i][3];
         for (int64_t k = 0; k < labels; k++) {
             label_rows[k] = k * 13 % rows;
             targets[k] = k % 11 == 5 ? -1 : (int32_t)(k * 31 % vocab);
         }
-        op_case c = {.family = "xent",
-                     .note = "",
-                     .forward = xent_forward,
-                     .backward = xent_backward,
-                     .sizes = xent_sizes,
-                     .B = labels,
-                     .L = rows,
-                     .K = width,
-                     .V = vocab,
-                     .option = i == 2,
-                     .tensor = {{"hidden", OP_INPUT, rows * width},
-                                {"weight", OP_WEIGHT, vocab * width},
-                                {"log_prob", OP_OUTPUT, labels, .type = OP_STATISTIC},
-                                {"logits", OP_RESULT, labels * vocab}}};
+        op_case c = {
+            .family = "xent",
+            .note = "",
+            .forward = xent_forward,
+            .backward = xent_backward,
+            .sizes = xent_sizes,
+            .B = labels,
+            .L = rows,
+            .K = width,
+            .V = vocab,
+            .option = i == 2 || i == 4,
+            .tensor = {{"hidden", OP_INPUT, rows * width, .low = i == 4 ? -6 : -1, .high = i == 4 ? 6 : 1},
+                       {"weight", OP_WEIGHT, vocab * width},
+                       {"log_prob", OP_OUTPUT, labels, .type = OP_STATISTIC},
+                       {"logits", OP_RESULT, labels * vocab}}};
         op_case_check(&c);
     }
 }

@@ -104,8 +104,11 @@ void ops_convolution(void **state)
     (void)state;
     for (int i = 0; i < LENGTHS; i++)
         for (int64_t B = 1; B <= 3; B += 2) {
-            int64_t L = lengths[i], K = i % 2 ? 37 : 16, S = i == 3 ? 3 : 4, n = B * L * K,
-                    carried = B * (S - 1) * K;
+            int64_t L = lengths[i], K = i % 2 ? 37 : 16,
+                    S = i == 3   ? 3
+                        : i == 4 ? 8
+                                 : 4,
+                    n = B * L * K, carried = B * (S - 1) * K;
             op_case c = {.family = "conv",
                          .note = B > 1 ? "batch, from a state" : "split",
                          .forward = conv_forward,

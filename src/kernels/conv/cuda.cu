@@ -5,7 +5,8 @@
 #include "kernels/cuda_vector.h"
 
 enum { THREADS = 256, RUN = 8, LANES_MOST = 32 };
-static_assert((int)RUN >= (int)CONV_KERNEL_MAX - 1, "only a sequence's first run may reach back to its state");
+static_assert((int)RUN >= (int)CONV_KERNEL_MAX - 1,
+              "only a sequence's first run may reach back to its state");
 
 template <typename T> struct conv_shape {
     int64_t batch, length, channels, kernel, runs; /* runs of tokens per sequence */
@@ -18,7 +19,8 @@ template <typename T> struct conv_shape {
 
 /* x of sequence b at token t, where t < 0 is carried state. */
 template <typename T, int N>
-static __device__ inline void conv_input(const conv_shape<T> &a, int64_t b, int64_t t, int64_t c, float (&x)[N])
+static __device__ inline void conv_input(const conv_shape<T> &a, int64_t b, int64_t t, int64_t c,
+                                         float (&x)[N])
 {
     int64_t place = t + a.kernel - 1;
     if (t >= 0 && t < a.length)
@@ -48,7 +50,8 @@ template <int N, int TAPS> static __device__ inline void conv_shift(float (&wind
 }
 
 template <int N, int TAPS>
-static __device__ inline void conv_sum(const float (&window)[TAPS][N], const float (&w)[TAPS][N], float (&sum)[N])
+static __device__ inline void conv_sum(const float (&window)[TAPS][N], const float (&w)[TAPS][N],
+                                       float (&sum)[N])
 {
     for (int i = 0; i < N; i++) sum[i] = 0;
     for (int j = 0; j < TAPS; j++)
@@ -63,8 +66,7 @@ static __device__ inline void conv_keep(const conv_shape<T> &a, int64_t b, int64
     for (int j = 0; j < TAPS; j++)
         if (j < a.kernel - 1) conv_input<T, N>(a, b, a.length - a.kernel + 1 + j, c, x[j]);
     for (int j = 0; j < TAPS; j++)
-        if (j < a.kernel - 1)
-            store_many<N>(a.state_out + (b * (a.kernel - 1) + j) * a.channels + c, x[j]);
+        if (j < a.kernel - 1) store_many<N>(a.state_out + (b * (a.kernel - 1) + j) * a.channels + c, x[j]);
 }
 
 template <typename T, int N, int TAPS>
@@ -92,7 +94,8 @@ __global__ void __launch_bounds__(THREADS) conv_forward_kernel(conv_shape<T> a)
 /* Gradient of c_t from that of y_t; 0 beyond the sequence. window: inputs up to token t. */
 template <typename T, int N, int TAPS>
 static __device__ inline void conv_slope(const conv_shape<T> &a, int64_t b, int64_t t, int64_t c,
-                                         const float (&window)[TAPS][N], const float (&w)[TAPS][N], float (&d)[N])
+                                         const float (&window)[TAPS][N], const float (&w)[TAPS][N],
+                                         float (&d)[N])
 {
     for (int i = 0; i < N; i++) d[i] = 0;
     if (t >= a.length) return;
@@ -154,7 +157,8 @@ __global__ void __launch_bounds__(THREADS) conv_backward_kernel(conv_shape<T> a)
         for (int i = 0; i < N; i++) mine[j * N + i] = d_w[j][i];
     __syncthreads();
     int sums = (int)blockDim.x * TAPS * N;
-    for (int s = (int)(threadIdx.y * blockDim.x + threadIdx.x); s < sums; s += (int)(blockDim.x * blockDim.y)) {
+    for (int s = (int)(threadIdx.y * blockDim.x + threadIdx.x); s < sums;
+         s += (int)(blockDim.x * blockDim.y)) {
         int64_t channel = ((int64_t)blockIdx.x * blockDim.x + s / (TAPS * N)) * N + s % N;
         int64_t tap = s / N % TAPS - (TAPS - a.kernel);
         if (channel >= a.channels || tap < 0) continue;
@@ -164,7 +168,8 @@ __global__ void __launch_bounds__(THREADS) conv_backward_kernel(conv_shape<T> a)
     }
 }
 
-template <typename T, int N, int TAPS> static void conv_forward_as(const kernel_run *run, const conv_shape<T> &a)
+template <typename T, int N, int TAPS>
+static void conv_forward_as(const kernel_run *run, const conv_shape<T> &a)
 {
     int64_t threads = a.batch * a.runs * (a.channels / N);
     cuda_launch(conv_forward_kernel<T, N, TAPS>, dim3((unsigned)kernel_blocks(threads, THREADS)),
@@ -189,7 +194,8 @@ template <typename T> static conv_shape<T> shape_of(const conv_args *a)
 {
     conv_shape<T> s = {};
     s.batch = a->batch, s.length = a->length, s.channels = a->channels, s.kernel = a->kernel;
-    s.runs = kernel_max(1, kernel_blocks(a->length, RUN)); /* a sequence of no tokens still hands on its state */
+    s.runs =
+        kernel_max(1, kernel_blocks(a->length, RUN)); /* a sequence of no tokens still hands on its state */
     s.silu = a->silu;
     s.x = (const T *)a->x, s.weight = (const float *)a->weight, s.y = (T *)a->y;
     s.state_in = (const float *)a->state_in, s.state_out = (float *)a->state_out;

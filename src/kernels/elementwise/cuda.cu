@@ -71,8 +71,7 @@ struct scale_one {
 template <typename T> static void add(const kernel_run *run, const add_args *a)
 {
     if (a->b)
-        map<T>(run, a->count, arrays<2, 1>{{a->a, a->b}, {a->y}},
-               add_two{(float)a->alpha, (float)a->beta});
+        map<T>(run, a->count, arrays<2, 1>{{a->a, a->b}, {a->y}}, add_two{(float)a->alpha, (float)a->beta});
     else
         map<T>(run, a->count, arrays<1, 1>{{a->a}, {a->y}}, scale_one{(float)a->alpha});
 }
@@ -119,7 +118,10 @@ template <unary_kind KIND> static __device__ inline float unary_slope(float x, f
 template <unary_kind KIND> struct unary_value_of {
     enum { INPUTS = 1, OUTPUTS = 1 };
     float scale, limit;
-    __device__ void operator()(const float *x, float *y) const { y[0] = scale * unary_value<KIND>(x[0], limit); }
+    __device__ void operator()(const float *x, float *y) const
+    {
+        y[0] = scale * unary_value<KIND>(x[0], limit);
+    }
 };
 template <unary_kind KIND> struct unary_slope_of {
     enum { INPUTS = 2, OUTPUTS = 1 };
@@ -130,7 +132,8 @@ template <unary_kind KIND> struct unary_slope_of {
     }
 };
 
-template <typename T, unary_kind KIND> static void unary_of_kind(const kernel_run *run, const unary_args *a, int backward)
+template <typename T, unary_kind KIND>
+static void unary_of_kind(const kernel_run *run, const unary_args *a, int backward)
 {
     float scale = a->scale == 0 ? 1 : (float)a->scale, limit = (float)a->limit;
     if (backward)
@@ -186,7 +189,10 @@ static void advance(const kernel_run *run, const advance_args *a)
 }
 
 #define ENTRIES(T, suffix)                                                                                   \
-    extern "C" void add_cuda_##suffix(const kernel_run *run, const add_args *a) { add<T>(run, a); }          \
+    extern "C" void add_cuda_##suffix(const kernel_run *run, const add_args *a)                              \
+    {                                                                                                        \
+        add<T>(run, a);                                                                                      \
+    }                                                                                                        \
     extern "C" void unary_forward_cuda_##suffix(const kernel_run *run, const unary_args *a)                  \
     {                                                                                                        \
         unary<T>(run, a, 0);                                                                                 \
@@ -203,7 +209,10 @@ static void advance(const kernel_run *run, const advance_args *a)
     {                                                                                                        \
         map<T>(run, a->count, arrays<3, 2>{{a->gate, a->up, a->d_y}, {a->d_gate, a->d_up}}, swiglu_slope{}); \
     }                                                                                                        \
-    extern "C" void advance_cuda_##suffix(const kernel_run *run, const advance_args *a) { advance(run, a); }
+    extern "C" void advance_cuda_##suffix(const kernel_run *run, const advance_args *a)                      \
+    {                                                                                                        \
+        advance(run, a);                                                                                     \
+    }
 
 ENTRIES(float, f32)
 ENTRIES(bf16, bf16)

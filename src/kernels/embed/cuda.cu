@@ -8,8 +8,8 @@
 
 enum { THREADS = 256 };
 
-/* x[i] *= mask of element first + i. Whole blocks of the generator where N is a multiple of 4, which then also
- * divides `first`. */
+/* x[i] *= mask of element first + i. Whole blocks of the generator where N is a multiple of 4, which then
+ * also divides `first`. */
 template <int N> static __device__ inline void drop(const embed_args &a, int64_t first, float (&x)[N])
 {
     if (a.dropout <= 0) return;
@@ -45,7 +45,14 @@ template <typename T, int N> __global__ void __launch_bounds__(THREADS) embed_fo
 }
 
 /* ---- sorting tokens by id ---- */
-enum { SORT_THREADS = 1024, SORT_WARPS = SORT_THREADS / 32, SORT_BLOCKS = 256, BITS_LEAST = 5, BITS_MOST = 10, AHEAD = 4 };
+enum {
+    SORT_THREADS = 1024,
+    SORT_WARPS = SORT_THREADS / 32,
+    SORT_BLOCKS = 256,
+    BITS_LEAST = 5,
+    BITS_MOST = 10,
+    AHEAD = 4
+};
 
 /* Lanes among `all` whose `key` (of `bits` bits) is this lane's. */
 static __device__ inline unsigned equal_lanes(unsigned all, int key, int bits)
@@ -130,9 +137,11 @@ static __global__ void __launch_bounds__(SORT_THREADS)
 struct embed_sums {
     embed_args a;
     const int32_t *order, *start;
-    int64_t origin, n, segments, per_segment; /* tokens from origin on are sorted; per_segment of them in each */
+    int64_t origin, n, segments,
+        per_segment; /* tokens from origin on are sorted; per_segment of them in each */
     int lanes;
-    float *head, *tail; /* [segments, width]: sums of a segment's first and last row where those go on beyond */
+    float *head,
+        *tail; /* [segments, width]: sums of a segment's first and last row where those go on beyond */
 };
 
 template <int N> static __device__ inline void add_to(float *to, const float (&x)[N])
@@ -152,7 +161,8 @@ template <typename T, int N> __global__ void __launch_bounds__(THREADS) embed_se
     if (segment >= s.segments || c >= a.width) return;
     int64_t begin = segment * s.per_segment, end = kernel_min(s.n, begin + s.per_segment);
     for (int64_t e = begin; e < end;) {
-        int64_t id = a.id[s.origin + s.order[e]], from = s.start[id], to = s.start[id + 1], stop = kernel_min(end, to);
+        int64_t id = a.id[s.origin + s.order[e]], from = s.start[id], to = s.start[id + 1],
+                stop = kernel_min(end, to);
         float sum[N], x[N];
         for (int i = 0; i < N; i++) sum[i] = 0;
         for (; e < stop; e++) {
@@ -176,10 +186,12 @@ template <int N> __global__ void __launch_bounds__(THREADS) embed_join_kernel(em
 {
     CUDA_DYNAMIC_SHARED(float, room); /* [groups, lanes * N] */
     const embed_args &a = s.a;
-    int64_t segment = blockIdx.x, begin = segment * s.per_segment, end = kernel_min(s.n, begin + s.per_segment);
+    int64_t segment = blockIdx.x, begin = segment * s.per_segment,
+            end = kernel_min(s.n, begin + s.per_segment);
     int64_t id = a.id[s.origin + s.order[end - 1]], from = s.start[id], to = s.start[id + 1];
     if (from < begin || to <= end) return;
-    int lane = (int)threadIdx.x & (s.lanes - 1), group = (int)threadIdx.x / s.lanes, groups = THREADS / s.lanes;
+    int lane = (int)threadIdx.x & (s.lanes - 1), group = (int)threadIdx.x / s.lanes,
+        groups = THREADS / s.lanes;
     int64_t c = ((int64_t)blockIdx.y * s.lanes + lane) * N, last = (to - 1) / s.per_segment;
     float sum[N], x[N];
     for (int i = 0; i < N; i++) sum[i] = 0;
@@ -242,8 +254,9 @@ template <typename T, int N> static void embed_tokens(const kernel_run *run, emb
     cuda_launch(embed_sort_kernel, dim3((unsigned)kernel_blocks(vocab, 1 << bits)), dim3(SORT_THREADS),
                 (size_t)SORT_WARPS << bits << 2, stream, s.a.id + s.origin, s.n, vocab, bits,
                 (int32_t *)s.order, (int32_t *)s.start);
-    cuda_launch(embed_segment_kernel<T, N>, dim3((unsigned)kernel_blocks(s.segments * s.lanes, THREADS), slabs),
-                dim3(THREADS), 0, stream, s);
+    cuda_launch(embed_segment_kernel<T, N>,
+                dim3((unsigned)kernel_blocks(s.segments * s.lanes, THREADS), slabs), dim3(THREADS), 0, stream,
+                s);
     cuda_launch(embed_join_kernel<N>, dim3((unsigned)s.segments, slabs), dim3(THREADS),
                 THREADS * N * sizeof(float), stream, s);
 }

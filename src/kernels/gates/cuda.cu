@@ -1,6 +1,6 @@
-/* Gates on a CUDA device. abc's is a scan along time: a block takes some channels of one sequence, its threads
- * share the time in pieces; each piece is reduced to what carries over, the pieces are chained, and then each
- * goes over its tokens again. Carried state is float for every activation type. */
+/* Gates on a CUDA device. abc's is a scan along time: a block takes some channels of one sequence, its
+ * threads share the time in pieces; each piece is reduced to what carries over, the pieces are chained, and
+ * then each goes over its tokens again. Carried state is float for every activation type. */
 #include "kernels/cuda_vector.h"
 #include "kernels/gates/gates.h"
 
@@ -37,7 +37,8 @@ template <typename T> static __device__ inline gate_piece piece_of(const gate_sh
             live ? a.length * (y + 1) / PIECES : 0, live};
 }
 
-template <typename T> __global__ void __launch_bounds__(LANES *PIECES) slots_gate_forward_kernel(gate_shape<T> a)
+template <typename T>
+__global__ void __launch_bounds__(LANES *PIECES) slots_gate_forward_kernel(gate_shape<T> a)
 {
     __shared__ float room[PIECES][LANES];
     gate_piece p = piece_of(a);
@@ -63,7 +64,8 @@ template <typename T> __global__ void __launch_bounds__(LANES *PIECES) slots_gat
 
 /* What a later token hands to the earlier ones: F_t = e^{g_t} F_{t+1} + (1 - e^{g_t}) d_g_t; then d_s_t =
  * (1 - e^{g_t}) (F_{t+1} - d_g_t). A piece maps F to keep F + added. */
-template <typename T> __global__ void __launch_bounds__(LANES *PIECES) slots_gate_backward_kernel(gate_shape<T> a)
+template <typename T>
+__global__ void __launch_bounds__(LANES *PIECES) slots_gate_backward_kernel(gate_shape<T> a)
 {
     __shared__ float keeps[PIECES][LANES], adds[PIECES][LANES];
     gate_piece p = piece_of(a);
@@ -91,8 +93,14 @@ template <typename T> __global__ void __launch_bounds__(LANES *PIECES) slots_gat
 
 template <typename T> static void slots_gate(const kernel_run *run, const slots_gate_args *a, int backward)
 {
-    gate_shape<T> s = {a->length,       a->channels,  (const T *)a->s,           (const T *)a->d_g,
-                       (T *)a->g,       (T *)a->d_s,  (const float *)a->state_in, (float *)a->state_out};
+    gate_shape<T> s = {a->length,
+                       a->channels,
+                       (const T *)a->s,
+                       (const T *)a->d_g,
+                       (T *)a->g,
+                       (T *)a->d_s,
+                       (const float *)a->state_in,
+                       (float *)a->state_out};
     if (a->batch <= 0 || a->channels <= 0) return;
     cuda_launch(backward ? slots_gate_backward_kernel<T> : slots_gate_forward_kernel<T>,
                 dim3((unsigned)kernel_blocks(a->channels, LANES), (unsigned)a->batch), dim3(LANES, PIECES), 0,
@@ -110,7 +118,8 @@ __global__ void __launch_bounds__(THREADS)
     cuda_store(g + e, -expf(A[h]) * softplus_of(cuda_load(x + e) + bias[h]));
 }
 
-/* Block (x, y): up to LANES heads from x on, a share of the rows; part [gridDim.y, 2, heads]: d_A, d_dt_bias. */
+/* Block (x, y): up to LANES heads from x on, a share of the rows; part [gridDim.y, 2, heads]: d_A, d_dt_bias.
+ */
 template <typename T>
 __global__ void __launch_bounds__(THREADS)
     gdn_gate_backward_kernel(int64_t rows, int64_t heads, const T *x, const float *A, const float *bias,

@@ -41,8 +41,7 @@ static __device__ inline float lane_sum(const T *x, int64_t from, int64_t step, 
     return sum;
 }
 
-template <typename T, int N>
-__global__ void __launch_bounds__(THREADS) norm_forward_kernel(norm_rows<T> a)
+template <typename T, int N> __global__ void __launch_bounds__(THREADS) norm_forward_kernel(norm_rows<T> a)
 {
     int lane = (int)threadIdx.x & (a.lanes - 1);
     int64_t row = ((int64_t)blockIdx.x * THREADS + threadIdx.x) / a.lanes, width = a.width;
@@ -110,7 +109,8 @@ static __device__ inline void norm_backward_row(const norm_rows<T> &a, int64_t r
     if (a.rstd)
         rstd = live ? a.rstd[row] : 1;
     else
-        rstd = 1 / sqrtf(lanes_sum(lane_sum<T, N>(a.x + row * width, from, step, width, 0, 1), a.lanes) * a.share +
+        rstd = 1 / sqrtf(lanes_sum(lane_sum<T, N>(a.x + row * width, from, step, width, 0, 1), a.lanes) *
+                             a.share +
                          a.eps);
     norm_step<N> s;
     float along = 0, level = 0;
@@ -148,7 +148,8 @@ template <typename T, int N, int K>
 __global__ void __launch_bounds__(THREADS) norm_backward_kernel(norm_rows<T> a)
 {
     CUDA_DYNAMIC_SHARED(float, room); /* [groups, width] */
-    int lane = (int)threadIdx.x & (a.lanes - 1), group = (int)threadIdx.x / a.lanes, groups = THREADS / a.lanes;
+    int lane = (int)threadIdx.x & (a.lanes - 1), group = (int)threadIdx.x / a.lanes,
+        groups = THREADS / a.lanes;
     int64_t first = a.rows * blockIdx.x / gridDim.x, last = a.rows * (blockIdx.x + 1) / gridDim.x;
     float d_weight[K ? K : 1][N] = {}, d_bias[K ? K : 1][N] = {};
     for (int64_t base = first; base < last; base += groups)
@@ -221,7 +222,8 @@ static void norm_backward_as(const kernel_run *run, norm_rows<T> a, int64_t most
 }
 
 /* With sums: at most WIDEST columns, 16-byte accesses. */
-template <typename T> static void norm_backward_sums(const kernel_run *run, const norm_rows<T> &a, int64_t blocks)
+template <typename T>
+static void norm_backward_sums(const kernel_run *run, const norm_rows<T> &a, int64_t blocks)
 {
     enum { N = vector_of<T>::N };
     int64_t steps = kernel_blocks(a.width, 32 * N);

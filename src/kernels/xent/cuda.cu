@@ -1,6 +1,7 @@
 /* Output head and cross-entropy on a CUDA device. Two ways, each over blocks of labels:
  *  - fused, for bf16 and widths up to 128: one kernel scans the vocabulary with a running softmax
- *    (cuda_scan.cuh), one finishes the labels, one makes d_weight (cuda_gradient.cuh); logits stay on the chip.
+ *    (cuda_scan.cuh), one finishes the labels, one makes d_weight (cuda_gradient.cuh); logits stay on the
+ * chip.
  *  - by products, for every other shape and for float: logits, softmax row by row, two products. */
 #include "kernels/cuda_blas.h"
 #include "kernels/xent/cuda_gradient.cuh"
@@ -28,8 +29,9 @@ static int64_t round_up(int64_t n, int64_t step)
     return kernel_blocks(n, step) * step;
 }
 
-template <typename T> static void spread(const kernel_run *run, const xent_args *a, const float *d_x,
-                                         const int *first_label, const int *shared_row)
+template <typename T>
+static void spread(const kernel_run *run, const xent_args *a, const float *d_x, const int *first_label,
+                   const int *shared_row)
 {
     bool wide = a->width % 4 == 0 && all_aligned(a->d_hidden, d_x);
     int64_t items = a->n_hidden * (wide ? a->width / 4 : a->width);
@@ -101,8 +103,8 @@ static void fused(const kernel_run *run, const xent_args *a, int backward)
 template <typename T> struct xent_pieces {
     int64_t labels, stride; /* of one block; elements between rows of logits */
     float *logits;          /* [labels, stride] */
-    T *p, *x;               /* [labels, stride]: gradient of the logits, for float where the logits were; [labels, width] */
-    float *d_x;             /* [all labels, width] */
+    T *p, *x; /* [labels, stride]: gradient of the logits, for float where the logits were; [labels, width] */
+    float *d_x; /* [all labels, width] */
     int *first_label, *shared_row;
 };
 
@@ -152,7 +154,8 @@ static __device__ inline void block_best(float &value, int &at, float *values, i
     __syncthreads();
 }
 
-/* A block: one label's logits. Backward leaves grad_scale (softmax - [target]) in p; 0 where there is no loss. */
+/* A block: one label's logits. Backward leaves grad_scale (softmax - [target]) in p; 0 where there is no
+ * loss. */
 template <typename T>
 __global__ void __launch_bounds__(ROW_THREADS)
     xent_softmax_kernel(xent_args a, xent_pieces<T> p, int64_t first, int backward)
@@ -189,8 +192,9 @@ __global__ void __launch_bounds__(ROW_THREADS)
     if (me == 0) mark_row(a, label, p.first_label, p.shared_row);
 }
 
-template <typename T> static void products_block(const kernel_run *run, const xent_args *a, const xent_pieces<T> &p,
-                                                 int64_t first, int backward)
+template <typename T>
+static void products_block(const kernel_run *run, const xent_args *a, const xent_pieces<T> &p, int64_t first,
+                           int backward)
 {
     cudaStream_t stream = (cudaStream_t)run->stream;
     cuda_blas_type type = sizeof(T) == sizeof(float) ? CUDA_BLAS_F32 : CUDA_BLAS_BF16;
@@ -203,7 +207,8 @@ template <typename T> static void products_block(const kernel_run *run, const xe
     logits.a = p.x, logits.b = a->weight, logits.d = p.logits;
     logits.lda = w, logits.ldb = w, logits.ldc = logits.ldd = p.stride;
     cuda_blas_multiply(run, &logits);
-    cuda_launch(xent_softmax_kernel<T>, dim3((unsigned)n), dim3(ROW_THREADS), 0, stream, *a, p, first, backward);
+    cuda_launch(xent_softmax_kernel<T>, dim3((unsigned)n), dim3(ROW_THREADS), 0, stream, *a, p, first,
+                backward);
     if (!backward) return;
     cuda_blas_product d_x = {};
     d_x.m = n, d_x.n = w, d_x.k = a->vocab, d_x.alpha = 1, d_x.type = type, d_x.type_out = CUDA_BLAS_F32;
@@ -223,7 +228,8 @@ template <typename T> static void by_products(const kernel_run *run, const xent_
 {
     scratch_taker scratch = {(char *)run->scratch, 0};
     xent_pieces<T> p = pieces_of<T>(a, &scratch);
-    for (int64_t first = 0; first < a->labels; first += p.labels) products_block<T>(run, a, p, first, backward);
+    for (int64_t first = 0; first < a->labels; first += p.labels)
+        products_block<T>(run, a, p, first, backward);
     if (!backward) return;
     if (a->labels > 0)
         spread<T>(run, a, p.d_x, p.first_label, p.shared_row);

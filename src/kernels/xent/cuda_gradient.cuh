@@ -1,5 +1,5 @@
-/* The kernels after the scan of the fused head: per label the loss and the gradient of its hidden row, then the
- * gradient of the weight from the weights e the scan kept. */
+/* The kernels after the scan of the fused head: per label the loss and the gradient of its hidden row, then
+ * the gradient of the weight from the weights e the scan kept. */
 #ifndef BLURRY_KERNELS_XENT_CUDA_GRADIENT_CUH
 #define BLURRY_KERNELS_XENT_CUDA_GRADIENT_CUH
 #include "kernels/xent/cuda_shape.cuh"
@@ -29,8 +29,8 @@ static __device__ inline label_sum join_splits(const xent_block &b, int64_t i)
     return l;
 }
 
-/* The target's place among the kept weights: (p - 1) on the scale of its tile, and that scale not so far below
- * the label's largest that the power of two between them underflows. */
+/* The target's place among the kept weights: (p - 1) on the scale of its tile, and that scale not so far
+ * below the label's largest that the power of two between them underflows. */
 static __device__ inline void put_target(const xent_block &b, int64_t i, int64_t target, const label_sum &l,
                                          float missing)
 {
@@ -41,7 +41,8 @@ static __device__ inline void put_target(const xent_block &b, int64_t i, int64_t
     cuda_store(b.e + (tile * b.padded + i) * TILE + target % TILE, -missing * exp2f(l.log2_sum - (float)*k));
 }
 
-/* Gradient of the label's hidden row, and the row times what its weights lack. N columns per lane and step. */
+/* Gradient of the label's hidden row, and the row times what its weights lack. N columns per lane and step.
+ */
 static __device__ inline void put_rows(const xent_block &b, int64_t i, int64_t target, const label_sum &l,
                                        float missing, float scale)
 {
@@ -94,7 +95,8 @@ static __device__ inline void mark_row(const xent_args &a, int64_t label, int *f
 template <bool BACKWARD> __global__ void __launch_bounds__(JOIN_THREADS) xent_join_kernel(xent_block b)
 {
     const xent_args &a = b.a;
-    int64_t i = (int64_t)blockIdx.x * JOIN_LABELS + threadIdx.x / 32, label = b.first + i, count = label_count(a);
+    int64_t i = (int64_t)blockIdx.x * JOIN_LABELS + threadIdx.x / 32, label = b.first + i,
+            count = label_count(a);
     int lane = (int)threadIdx.x % 32;
     if (i >= b.padded) return;
     if (label >= count) {
@@ -117,8 +119,8 @@ template <bool BACKWARD> __global__ void __launch_bounds__(JOIN_THREADS) xent_jo
     }
 }
 
-/* d_hidden = the sum of d_x [labels, width] over the labels at a row, in order; 0 where there is none. A thread:
- * N columns. */
+/* d_hidden = the sum of d_x [labels, width] over the labels at a row, in order; 0 where there is none. A
+ * thread: N columns. */
 template <typename T, int N>
 __global__ void __launch_bounds__(JOIN_THREADS)
     xent_spread_kernel(xent_args a, const float *d_x, const int *first_label, const int *shared_row)
@@ -140,7 +142,13 @@ __global__ void __launch_bounds__(JOIN_THREADS)
 }
 
 /* ---- d_weight += e^T x_scaled ---- */
-enum { STEP_LABELS = 64, GROUP_THREADS = 128, GROUPS = 2, STAGES = 3, WEIGHT_THREADS = GROUPS * GROUP_THREADS };
+enum {
+    STEP_LABELS = 64,
+    GROUP_THREADS = 128,
+    GROUPS = 2,
+    STAGES = 3,
+    WEIGHT_THREADS = GROUPS * GROUP_THREADS
+};
 
 /* Labels of one step of one group of warps. */
 template <int D> struct weight_stage {
@@ -150,8 +158,8 @@ template <int D> struct weight_stage {
 };
 
 template <int D>
-static __device__ inline void weight_fetch(const xent_block &b, weight_stage<D> &stage, int64_t tile, int64_t label,
-                                           int thread)
+static __device__ inline void weight_fetch(const xent_block &b, weight_stage<D> &stage, int64_t tile,
+                                           int64_t label, int thread)
 {
     const bf16 *e = b.e + (tile * b.padded + label) * TILE, *x = b.x_scaled + label * b.a.width;
     for (int i = thread; i < STEP_LABELS * (TILE / 8); i += GROUP_THREADS)
@@ -161,7 +169,8 @@ static __device__ inline void weight_fetch(const xent_block &b, weight_stage<D> 
     if (thread < STEP_LABELS / 4)
         copy_async16(stage.k + thread * 4, b.tile_k + tile * b.padded + label + thread * 4, true);
     else if (thread < STEP_LABELS / 2)
-        copy_async16(stage.top + (thread * 4 - STEP_LABELS), b.top_k + label + (thread * 4 - STEP_LABELS), true);
+        copy_async16(stage.top + (thread * 4 - STEP_LABELS), b.top_k + label + (thread * 4 - STEP_LABELS),
+                     true);
 }
 
 /* 2^(k - top) of labels i, i+1 as a pair of bf16. */
@@ -205,7 +214,8 @@ static __device__ inline void weight_step(const weight_stage<D> &stage, int ids,
 template <int D> __global__ void __launch_bounds__(WEIGHT_THREADS) xent_weight_kernel(xent_block b)
 {
     CUDA_DYNAMIC_SHARED(weight_stage<D>, stages); /* [GROUPS, STAGES] */
-    int thread = (int)threadIdx.x % GROUP_THREADS, group = (int)threadIdx.x / GROUP_THREADS, warp = thread / 32;
+    int thread = (int)threadIdx.x % GROUP_THREADS, group = (int)threadIdx.x / GROUP_THREADS,
+        warp = thread / 32;
     int lane = thread % 32, g = lane / 4, t = lane % 4, ids = warp / 2 * 32, columns = warp % 2 * (D / 2);
     int64_t tile = blockIdx.x, labels = kernel_min(b.padded, label_count(b.a) - b.first);
     int64_t steps = labels > 0 ? kernel_blocks(labels, STEP_LABELS) : 0;
@@ -239,7 +249,8 @@ template <int D> __global__ void __launch_bounds__(WEIGHT_THREADS) xent_weight_k
         for (int m = 0; m < 2; m++)
 #pragma unroll
             for (int n = 0; n < D / 16; n++)
-                for (int i = 0; i < 4; i++) room[((m * (D / 16) + n) * 4 + i) * GROUP_THREADS + thread] = sum[m][n][i];
+                for (int i = 0; i < 4; i++)
+                    room[((m * (D / 16) + n) * 4 + i) * GROUP_THREADS + thread] = sum[m][n][i];
     __syncthreads();
     if (group == 1) return;
 #pragma unroll
@@ -251,7 +262,8 @@ template <int D> __global__ void __launch_bounds__(WEIGHT_THREADS) xent_weight_k
                 int64_t id = tile * TILE + ids + m * 16 + half * 8 + g, c = columns + n * 8 + 2 * t;
                 if (id >= b.a.vocab || c >= b.a.width) continue;
                 const float *more = room + ((m * (D / 16) + n) * 4 + half * 2) * GROUP_THREADS + thread;
-                float2 *to = reinterpret_cast<float2 *>((float *)b.a.d_weight + id * b.a.width + c), old = *to;
+                float2 *to = reinterpret_cast<float2 *>((float *)b.a.d_weight + id * b.a.width + c),
+                       old = *to;
                 *to = make_float2(old.x + (sum[m][n][2 * half] + more[0]),
                                   old.y + (sum[m][n][2 * half + 1] + more[GROUP_THREADS]));
             }

@@ -22,7 +22,8 @@ struct scan_rows {
 
 /* Logits [2 x 16, TILE] of the warp's labels and the tile in `w`. */
 template <int D>
-static __device__ inline void scan_logits(const bf16 (*x)[D + PAD], const bf16 (*w)[D + PAD], float (&s)[2][8][4])
+static __device__ inline void scan_logits(const bf16 (*x)[D + PAD], const bf16 (*w)[D + PAD],
+                                          float (&s)[2][8][4])
 {
     int lane = (int)threadIdx.x % 32;
 #pragma unroll
@@ -50,8 +51,9 @@ static __device__ inline void scan_logits(const bf16 (*x)[D + PAD], const bf16 (
 
 /* One row's logits s[n][2 half], s[n][2 half + 1] to weights, its running numbers brought up to date. Returns
  * what its earlier sums are to be multiplied with. first: column of the tile's first logit. */
-static __device__ inline float scan_row(float (&s)[8][4], int half, int first, int64_t label, float *target_logit,
-                                        float &k, float &sum, float &best, int &best_at, int target)
+static __device__ inline float scan_row(float (&s)[8][4], int half, int first, int64_t label,
+                                        float *target_logit, float &k, float &sum, float &best, int &best_at,
+                                        int target)
 {
     int t = (int)threadIdx.x % 4;
     float most = -INFINITY;
@@ -175,8 +177,8 @@ static __device__ inline void scan_tile(const xent_block &b, scan_shared<D> &sha
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             factor[m][half] = scan_row(s[m], half, (int)tile * TILE, row0 + m * 16 + half * 8 + g,
-                                       b.target_logit, rows.k[m][half], rows.sum[m][half],
-                                       rows.best[m][half], rows.best_at[m][half], rows.target[m][half]);
+                                       b.target_logit, rows.k[m][half], rows.sum[m][half], rows.best[m][half],
+                                       rows.best_at[m][half], rows.target[m][half]);
             moved = moved || factor[m][half] != 1;
         }
     if (!BACKWARD) return;
@@ -200,8 +202,8 @@ static __device__ inline void scan_tile(const xent_block &b, scan_shared<D> &sha
 
 /* What the split found about the warp's labels. The rows of `room` are the warp's own. */
 template <int D, bool BACKWARD>
-static __device__ inline void scan_finish(const xent_block &b, bf16 (*room)[D + PAD], int64_t split, int64_t row0,
-                                          scan_rows &rows, const float (&o)[2][D / 8][4])
+static __device__ inline void scan_finish(const xent_block &b, bf16 (*room)[D + PAD], int64_t split,
+                                          int64_t row0, scan_rows &rows, const float (&o)[2][D / 8][4])
 {
     int lane = (int)threadIdx.x % 32, g = lane / 4, t = lane % 4;
 #pragma unroll
@@ -233,7 +235,8 @@ static __device__ inline void scan_finish(const xent_block &b, bf16 (*room)[D + 
     for (int i = lane; i < WARP_LABELS * (D / 8); i += 32) {
         int r = i / (D / 8), c = i % (D / 8) * 8;
         if (c < b.a.width)
-            *reinterpret_cast<uint4 *>(to + r * b.a.width + c) = *reinterpret_cast<const uint4 *>(&room[r][c]);
+            *reinterpret_cast<uint4 *>(to + r * b.a.width + c) =
+                *reinterpret_cast<const uint4 *>(&room[r][c]);
     }
 }
 
@@ -246,8 +249,8 @@ __global__ void __launch_bounds__(SCAN_THREADS, 2) xent_scan_kernel(xent_block b
     int64_t count = label_count(a), block_first = (int64_t)blockIdx.y * BLOCK_LABELS;
     int thread = (int)threadIdx.x, warp = thread / 32, g = thread % 32 / 4;
     if (BACKWARD && b.first == 0) /* for the kernels after this one */
-        for (int64_t i = ((int64_t)blockIdx.y * gridDim.x + blockIdx.x) * SCAN_THREADS + thread; i < a.n_hidden;
-             i += (int64_t)gridDim.x * gridDim.y * SCAN_THREADS)
+        for (int64_t i = ((int64_t)blockIdx.y * gridDim.x + blockIdx.x) * SCAN_THREADS + thread;
+             i < a.n_hidden; i += (int64_t)gridDim.x * gridDim.y * SCAN_THREADS)
             b.first_label[i] = EMPTY, b.shared_row[i] = 0;
     if (b.first + block_first >= count) return;
     int64_t tile = b.tiles * blockIdx.x / b.splits, last = b.tiles * (blockIdx.x + 1) / b.splits;

@@ -1,7 +1,7 @@
 /* What the kernels of the fused head (bf16, narrow models) share: sizes of tiles and the layout of scratch.
  *
- * Labels are taken BLOCK_LABELS at a time by a block, the vocabulary TILE columns at a time. Weights e = 2^(z -
- * k), z = logit log2(e), are kept in bf16 with an integer k per label and tile, the running maximum of z
+ * Labels are taken BLOCK_LABELS at a time by a block, the vocabulary TILE columns at a time. Weights e = 2^(z
+ * - k), z = logit log2(e), are kept in bf16 with an integer k per label and tile, the running maximum of z
  * rounded up: a power of two brings tiles of one label to a common scale without rounding them again. */
 #ifndef BLURRY_KERNELS_XENT_CUDA_SHAPE_CUH
 #define BLURRY_KERNELS_XENT_CUDA_SHAPE_CUH
@@ -35,8 +35,8 @@ static __device__ inline int64_t label_count(const xent_args &a)
     return a.count ? *a.count : a.labels;
 }
 
-/* Rows of `width` elements (a multiple of 8) to shared rows of D + PAD, zero beyond; source(row) is NULL for a
- * row of zeros. */
+/* Rows of `width` elements (a multiple of 8) to shared rows of D + PAD, zero beyond; source(row) is NULL for
+ * a row of zeros. */
 template <int D, typename S>
 static __device__ inline void rows_async(bf16 *to, int rows, int64_t width, const bf16 *any, int thread,
                                          int threads, S source)
