@@ -1,5 +1,7 @@
 #include "support/operator.h"
 
+#include "support/device_memory.h"
+
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -17,12 +19,41 @@ int64_t op_slots(const op_case *c)
 
 size_t op_element(blurry_dtype dtype)
 {
-    return dtype == BLURRY_F32 ? sizeof(float) : sizeof(double);
+    return dtype == BLURRY_BF16 ? 2 : dtype == BLURRY_F32 ? sizeof(float) : sizeof(double);
 }
 
-double op_tolerance(blurry_dtype dtype)
+double op_tolerance(const op_variant *v)
 {
-    return dtype == BLURRY_F32 ? 2e-5 : 1e-12;
+    if (v->dtype == BLURRY_BF16 || v->state == BLURRY_BF16) return 2e-2;
+    return v->dtype == BLURRY_F32 ? 2e-5 : 1e-12;
+}
+
+/* One rounding of an element, relative to a float's. */
+static double rounding(const op_variant *v)
+{
+    if (v->dtype == BLURRY_BF16 || v->state == BLURRY_BF16) return 0x1p16;
+    return v->dtype == BLURRY_F32 ? 1 : 0x1p-29;
+}
+
+blurry_dtype op_slot_type(const op_variant *v)
+{
+    return v->device == BLURRY_DEVICE_CUDA ? BLURRY_F32 : v->dtype;
+}
+
+static uint16_t to_bf16(float x)
+{
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    if (isnan(x)) return 0x7fff;
+    return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16); /* to nearest, ties to even */
+}
+
+static float from_bf16(uint16_t x)
+{
+    uint32_t bits = (uint32_t)x << 16;
+    float value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
 }
 
 double op_random(uint64_t *state)
@@ -52,6 +83,13 @@ char *op_describe(const op_case *c)
 int op_variants(op_variant *list, int max, int with_reference)
 {
     int n = 0;
+    if (TEST_ON_CUDA) {
+        static const blurry_dtype types[][2] = {
+            {BLURRY_F32, BLURRY_F32}, {BLURRY_BF16, BLURRY_F32}, {BLURRY_F32, BLURRY_BF16}};
+        for (; n < 3 && n < max; n++)
+            list[n] = (op_variant){types[n][0], 0, CPU_ISA_BASE, BLURRY_DEVICE_CUDA, types[n][1]};
+        return n;
+    }
     for (int type = 0; type < 2; type++) {
         if (with_reference && n < max) list[n++] = (op_variant){(blurry_dtype)type, 1, CPU_ISA_BASE};
         for (int isa = 0; isa < CPU_ISA_COUNT; isa++)
@@ -64,8 +102,12 @@ int op_variants(op_variant *list, int max, int with_reference)
 const char *op_variant_name(const op_variant *v)
 {
     static char text[32];
-    snprintf(text, sizeof text, "%s_%s", v->reference ? "ref" : cpu_isa_name(v->isa),
-             v->dtype == BLURRY_F32 ? "f32" : "f64");
+    static const char *const types[] = {"f32", "f64", "bf16"};
+    const char *kernel = v->device == BLURRY_DEVICE_CUDA ? "cuda"
+                         : v->reference                  ? "ref"
+                                                         : cpu_isa_name(v->isa);
+    snprintf(text, sizeof text, "%s_%s%s", kernel, types[v->dtype],
+             v->state == BLURRY_BF16 ? "_state_bf16" : "");
     return text;
 }
 
@@ -78,6 +120,7 @@ blurry_attn_plan *op_plan(const op_case *c, const op_variant *v, int64_t fold)
     d.period = c->period, d.scale = c->scale, d.decay = c->decay;
     d.grid = c->relative ? BLURRY_GRID_RELATIVE : BLURRY_GRID_ABSOLUTE;
     d.dtype = v->dtype, d.reference = v->reference, d.threads = c->threads ? c->threads : 2, d.fold = fold;
+    d.device = v->device, d.state_dtype = v->state;
     setenv("BLURRY_ISA", cpu_isa_name(v->isa), 1);
     blurry_attn_plan *plan;
     assert_ok(blurry_attn_plan_create(&plan, &d));
@@ -89,16 +132,17 @@ blurry_attn_plan *op_plan(const op_case *c, const op_variant *v, int64_t fold)
  * ------------------------------------------------------------------------------------------------ */
 
 enum { GUARD = 256 };
+static const device here = {.kind = TEST_ON_CUDA ? DEVICE_CUDA : DEVICE_CPU};
 
 /* [size_t bytes, padding to GUARD - all guard pattern after the size] [bytes] [GUARD of pattern] */
 void *op_guarded(size_t bytes)
 {
     size_t whole = (2 * GUARD + bytes + 63) / 64 * 64;
-    unsigned char *memory = aligned_alloc(64, whole);
+    unsigned char *memory = test_device_memory(&here, whole);
     assert_non_null(memory);
     memset(memory, 0xA5, whole);
     memcpy(memory, &bytes, sizeof bytes);
-    memset(memory + GUARD, 0xFF, bytes); /* all ones is NaN in both types */
+    memset(memory + GUARD, 0xFF, bytes); /* all ones is NaN in every type */
     return memory + GUARD;
 }
 
@@ -114,7 +158,12 @@ void op_guarded_free(void *memory)
     for (size_t i = 0; i < GUARD; i++)
         if (start[GUARD + bytes + i] != 0xA5)
             fail_msg("byte %zu after a buffer of %zu bytes was overwritten", i, bytes);
-    free(start);
+    test_device_free(&here, start);
+}
+
+void op_wait(const blurry_attn_plan *plan)
+{
+    assert_ok(blurry_attn_sync(plan, NULL));
 }
 
 void op_to(blurry_dtype dtype, const double *from, void *to, int64_t n)
@@ -122,6 +171,8 @@ void op_to(blurry_dtype dtype, const double *from, void *to, int64_t n)
     for (int64_t i = 0; i < n; i++)
         if (dtype == BLURRY_F32)
             ((float *)to)[i] = (float)from[i];
+        else if (dtype == BLURRY_BF16)
+            ((uint16_t *)to)[i] = to_bf16((float)from[i]);
         else
             ((double *)to)[i] = from[i];
 }
@@ -129,7 +180,9 @@ void op_to(blurry_dtype dtype, const double *from, void *to, int64_t n)
 void op_from(blurry_dtype dtype, const void *from, double *to, int64_t n)
 {
     for (int64_t i = 0; i < n; i++)
-        to[i] = dtype == BLURRY_F32 ? (double)((const float *)from)[i] : ((const double *)from)[i];
+        to[i] = dtype == BLURRY_F32    ? (double)((const float *)from)[i]
+                : dtype == BLURRY_BF16 ? (double)from_bf16(((const uint16_t *)from)[i])
+                                       : ((const double *)from)[i];
 }
 
 /* ---- tensors
@@ -177,7 +230,10 @@ void op_tensors_init(const op_case *c, op_tensors *t)
         double *x = *field(t, i) = calloc((size_t)n + 1, sizeof(double));
         assert_non_null(x);
         if (!tensors[i].input) continue;
-        for (int64_t e = 0; e < n; e++) x[e] = (double)(float)op_random(&state);
+        for (int64_t e = 0; e < n; e++) {
+            float y = (float)op_random(&state);
+            x[e] = (double)(TEST_ON_CUDA ? from_bf16(to_bf16(y)) : y);
+        }
         if (!c->with_state && (!strcmp(tensors[i].name, "k_in") || !strcmp(tensors[i].name, "v_in")))
             memset(x, 0, (size_t)n * sizeof(double));
     }
@@ -232,13 +288,12 @@ static double sensitivity(const op_case *c, const op_tensors *b, int i)
 
 void op_compare(const op_case *c, const op_variant *v, const op_tensors *a, const op_tensors *b, int parts)
 {
-    double tolerance = op_tolerance(v->dtype);
+    double tolerance = op_tolerance(v);
     for (int i = 0; i < TENSOR_COUNT; i++) {
         if (tensors[i].input || (!(parts & OP_GRADIENTS) && !strncmp(tensors[i].name, "d_", 2))) continue;
         double error = tensor_error(c, i, a, b), allowed = tolerance;
         if (error <= allowed) continue;
-        if (parts & OP_CONDITIONED)
-            allowed = OP_CONDITION * sensitivity(c, b, i) * (v->dtype == BLURRY_F32 ? 1 : 0x1p-29);
+        if (parts & OP_CONDITIONED) allowed = OP_CONDITION * sensitivity(c, b, i) * rounding(v);
         if (!(error <= allowed))
             fail_msg("%s: %s: error of %s is %.3g, allowed %.3g", op_describe(c), op_variant_name(v),
                      tensors[i].name, error, fmax(allowed, tolerance));
@@ -299,14 +354,14 @@ static void read_states(const op_case *c, const blurry_attn_plan *plan, blurry_d
 
 static void run(const op_case *c, const op_variant *variant, op_tensors *t, int with_backward)
 {
-    blurry_dtype type = variant->dtype;
-    size_t e = op_element(type);
+    blurry_dtype type = variant->dtype, slot = op_slot_type(variant);
+    size_t e = op_element(type), f_e = op_element(slot);
     int64_t n = op_tokens(c), slots = c->B * c->Hkv * op_slots(c);
     blurry_attn_plan *plan = op_plan(c, variant, 0);
     void *q = input(type, t->q, n * c->H * c->Dk), *k = input(type, t->k, n * c->Hkv * c->Dk);
     void *v = input(type, t->v, n * c->Hkv * c->Dv), *o = op_guarded((size_t)(n * c->H * c->Dv) * e);
     int given = c->position > 0 || c->with_state;
-    void *state_in = given ? make_states(c, plan, type, t) : NULL;
+    void *state_in = given ? make_states(c, plan, slot, t) : NULL;
     void *state_out = op_guarded((size_t)c->B * blurry_attn_state_bytes(plan));
     void *saved = op_guarded(blurry_attn_saved_bytes(plan));
     size_t bytes = blurry_attn_forward_workspace(plan);
@@ -322,20 +377,21 @@ static void run(const op_case *c, const op_variant *variant, op_tensors *t, int 
                                   .workspace = workspace,
                                   .workspace_bytes = bytes};
     assert_ok(blurry_attn_forward(plan, &f));
+    op_wait(plan);
     op_guarded_free(workspace);
     output(type, o, t->o, n * c->H * c->Dv);
-    read_states(c, plan, type, state_out, t);
+    read_states(c, plan, slot, state_out, t);
     op_guarded_free(state_out);
     if (with_backward) {
         bytes = blurry_attn_backward_workspace(plan);
         void *d_o = input(type, t->d_o, n * c->H * c->Dv);
-        void *d_k_out = input(type, t->d_k_out, slots * c->Dk),
-             *d_v_out = input(type, t->d_v_out, slots * c->Dv);
+        void *d_k_out = input(slot, t->d_k_out, slots * c->Dk),
+             *d_v_out = input(slot, t->d_v_out, slots * c->Dv);
         void *d_q = op_guarded((size_t)(n * c->H * c->Dk) * e),
              *d_k = op_guarded((size_t)(n * c->Hkv * c->Dk) * e);
         void *d_v = op_guarded((size_t)(n * c->Hkv * c->Dv) * e);
-        void *d_k_in = op_guarded((size_t)(slots * c->Dk) * e),
-             *d_v_in = op_guarded((size_t)(slots * c->Dv) * e);
+        void *d_k_in = op_guarded((size_t)(slots * c->Dk) * f_e),
+             *d_v_in = op_guarded((size_t)(slots * c->Dv) * f_e);
         double *d_period = op_guarded((size_t)c->Hkv * sizeof(double));
         double *d_period_abs = op_guarded((size_t)c->Hkv * sizeof(double));
         workspace = op_guarded(bytes);
@@ -358,22 +414,24 @@ static void run(const op_case *c, const op_variant *variant, op_tensors *t, int 
                                        .workspace = workspace,
                                        .workspace_bytes = bytes};
         assert_ok(blurry_attn_backward(plan, &g));
+        op_wait(plan);
         /* Without the notes of forward the result is the same. */
         void *again = op_guarded((size_t)(n * c->Hkv * c->Dk) * e);
         g.saved = NULL, g.d_k = again;
         assert_ok(blurry_attn_backward(plan, &g));
+        op_wait(plan);
         double *with_notes = calloc((size_t)(n * c->Hkv * c->Dk) + 1, sizeof(double));
         output(type, d_k, with_notes, n * c->Hkv * c->Dk);
         output(type, again, t->d_k, n * c->Hkv * c->Dk);
-        if (!(op_error(with_notes, t->d_k, n * c->Hkv * c->Dk) <= op_tolerance(type)))
+        if (!(op_error(with_notes, t->d_k, n * c->Hkv * c->Dk) <= op_tolerance(variant)))
             fail_msg("%s: %s: d_k differs with and without saved notes", op_describe(c),
                      op_variant_name(variant));
         free(with_notes);
         op_guarded_free(workspace);
         output(type, d_q, t->d_q, n * c->H * c->Dk);
         output(type, d_v, t->d_v, n * c->Hkv * c->Dv);
-        output(type, d_k_in, t->d_k_in, slots * c->Dk);
-        output(type, d_v_in, t->d_v_in, slots * c->Dv);
+        output(slot, d_k_in, t->d_k_in, slots * c->Dk);
+        output(slot, d_v_in, t->d_v_in, slots * c->Dv);
         output(BLURRY_F64, d_period, t->d_period, c->Hkv);
         output(BLURRY_F64, d_period_abs, t->d_period_abs, c->Hkv);
         op_guarded_free(d_o);

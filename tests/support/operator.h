@@ -28,6 +28,8 @@ typedef struct op_variant {
     blurry_dtype dtype;
     int reference;
     cpu_isa isa;
+    blurry_device device;
+    blurry_dtype state; /* of the slots a CUDA state carries */
 } op_variant;
 
 /* Tensors of a case. Inputs and results alike, so one array of pointers serves both. */
@@ -39,12 +41,13 @@ typedef struct op_tensors {
 int64_t op_tokens(const op_case *c);
 int64_t op_slots(const op_case *c); /* S */
 
-/* Every variant this machine runs, both types: fills at most `max`, returns the count. */
+/* Every variant this machine runs, all types: fills at most `max`, returns the count. In the programs that
+ * test CUDA these are CUDA's. */
 int op_variants(op_variant *list, int max, int with_reference);
 const char *op_variant_name(const op_variant *v);
 
-/* Allocates all tensors and fills the inputs with random numbers, rounded to float so that both types see the
- * same. */
+/* Allocates all tensors and fills the inputs with random numbers, rounded to float (for CUDA to bf16) so that
+ * all types see the same. */
 void op_tensors_init(const op_case *c, op_tensors *t);
 void op_tensors_free(op_tensors *t);
 
@@ -67,10 +70,15 @@ double op_error(const double *a, const double *b, int64_t n);
  * one rounding of each input does. */
 enum { OP_FORWARD = 1, OP_GRADIENTS = 2, OP_CONDITIONED = 4, OP_CONDITION = 50 };
 void op_compare(const op_case *c, const op_variant *v, const op_tensors *a, const op_tensors *b, int parts);
-double op_tolerance(blurry_dtype dtype); /* 1e-12, 2e-5 */
+double op_tolerance(const op_variant *v); /* 1e-12, 2e-5, bf16 2e-2 */
 
-/* Buffers with guard bands, aligned to 64, filled with NaN bits. */
+/* The type of slots handed over and of their gradients. */
+blurry_dtype op_slot_type(const op_variant *v);
+
+/* Buffers with guard bands, aligned to 64, filled with NaN bits, that the device and the test can both use;
+ * op_wait first where a plan may still be at work. */
 void *op_guarded(size_t bytes);
+void op_wait(const blurry_attn_plan *plan);
 void op_guarded_free(void *memory); /* fails the test where a guard was touched */
 
 /* Elements of `dtype` from and to doubles. */

@@ -53,7 +53,7 @@ static void check_window(op_case c, int64_t window)
     for (int i = 0; i < n_all; i++) {
         op_forward(&c, &all[i], &t);
         double error = op_error(t.o, want, n);
-        if (!(error <= op_tolerance(all[i].dtype)))
+        if (!(error <= op_tolerance(&all[i])))
             fail_msg("%s: %s: error %g", op_describe(&c), op_variant_name(&all[i]), error);
     }
     free(want);
@@ -112,7 +112,7 @@ static void grids_agree(void **state)
                 double error = op_error(a.o + t * row, b.o + t * row, row);
                 if (t % r != 0)
                     elsewhere = fmax(elsewhere, error);
-                else if (!(error <= 10 * op_tolerance(all[i].dtype)))
+                else if (!(error <= 10 * op_tolerance(&all[i])))
                     fail_msg("r=%d t=%lld %s: %g", r, (long long)t, op_variant_name(&all[i]), error);
             }
             if (r > 1) assert_true(elsewhere > 0.01);
@@ -134,7 +134,7 @@ static void slots_hold_congruent_sums(void **state)
         for (int64_t d = 0; d < 5; d++) want[i % 7 * 5 + d] += t.k[i * 5 + d];
     for (int i = 0; i < n_all; i++) {
         op_forward(&c, &all[i], &t);
-        assert_true(op_error(t.k_out, want, 35) <= op_tolerance(all[i].dtype));
+        assert_true(op_error(t.k_out, want, 35) <= op_tolerance(&all[i]));
     }
     op_tensors_free(&t);
 }
@@ -225,7 +225,7 @@ static void relative_equals_its_definitions(void **state)
             for (int n = 0; n < n_all; n++) {
                 op_forward(&c, &all[n], &t);
                 double error = op_error(t.o, want, 70 * 6);
-                if (!(error <= 10 * op_tolerance(all[n].dtype)))
+                if (!(error <= 10 * op_tolerance(&all[n])))
                     fail_msg("T=%g %s %s: %g", periods[i], rotating ? "rotating" : "direct",
                              op_variant_name(&all[n]), error);
             }
