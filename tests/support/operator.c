@@ -24,7 +24,8 @@ size_t op_element(blurry_dtype dtype)
 
 double op_tolerance(const op_variant *v)
 {
-    if (v->dtype == BLURRY_BF16 || v->state == BLURRY_BF16) return 2e-2;
+    if (v->state == BLURRY_BF16) return 5e-2; /* slots are rounded at every fold, and may grow in between */
+    if (v->dtype == BLURRY_BF16) return 2e-2;
     return v->dtype == BLURRY_F32 ? 2e-5 : 1e-12;
 }
 

@@ -70,7 +70,7 @@ double op_error(const double *a, const double *b, int64_t n);
  * one rounding of each input does. */
 enum { OP_FORWARD = 1, OP_GRADIENTS = 2, OP_CONDITIONED = 4, OP_CONDITION = 50 };
 void op_compare(const op_case *c, const op_variant *v, const op_tensors *a, const op_tensors *b, int parts);
-double op_tolerance(const op_variant *v); /* 1e-12, 2e-5, bf16 2e-2 */
+double op_tolerance(const op_variant *v); /* 1e-12, 2e-5, bf16 2e-2, its states 5e-2 */
 
 /* The type of slots handed over and of their gradients. */
 blurry_dtype op_slot_type(const op_variant *v);

@@ -266,6 +266,7 @@ static void steps_equal_forward(void **state)
             for (int f = 0; f < 7; f++) {
                 if (f % 3 != v % 3 && i > 1)
                     continue; /* all folds on the first shapes, a third of them on the rest */
+                if (TEST_EMULATED && (i + 2 * f + v) % 5) continue;
                 check(&shapes[i], &all[v], folds[f], 0, 0);
                 check(&shapes[i], &all[v], folds[f], shapes[i].L / 2 + 1, 0);
                 check(&shapes[i], &all[v], folds[f], 3, 4);

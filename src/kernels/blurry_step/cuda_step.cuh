@@ -82,6 +82,7 @@ static __device__ inline void step_open(const bla_step_cuda_shape &s, char *stat
     int64_t t = usable ? h.position : 0, seen = usable ? t + 1 - h.empty_at : 1;
     int held = (int)(seen < s.fold ? seen : s.fold), at = (int)((uint64_t)t % (unsigned)s.fold);
     if (lane < held) m->places[lane] = place_token(s.S, T, t - lane);
+    __syncwarp(); /* every lane has read the header before it moves on */
     if (lane != 0) return;
     m->t = t, m->usable = usable, m->at = at, m->held = held, m->due = -1, m->due_tokens = held;
     for (int r = 0; r < s.n_blocks; r++)
