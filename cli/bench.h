@@ -12,6 +12,7 @@
 int bench_op(int argc, char **argv);
 int bench_decode(int argc, char **argv);
 int bench_train(int argc, char **argv);
+int bench_sweep(int argc, char **argv);
 
 /* A whole number of at least `least` into *to; text NULL leaves it. CLI_OK, or CLI_USAGE after a message. */
 int bench_whole(const char *bench, const char *option, const char *text, long long least, int64_t *to);

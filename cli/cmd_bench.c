@@ -12,6 +12,7 @@ static const struct {
     {"op", "the operator, forward and forward+backward, beside OpenBLAS sgemm", bench_op},
     {"decode", "one token for a batch of sequences, beside streaming the state", bench_decode},
     {"train", "one training step of the MQAR model with every mixer, beside PyTorch", bench_train},
+    {"sweep", "runs per hour, many small trainings at once against one after another", bench_sweep},
 };
 enum { BENCHMARKS = sizeof benchmarks / sizeof benchmarks[0] };
 
