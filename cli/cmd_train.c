@@ -71,13 +71,13 @@ static void print_result(const progress_view *view, const char *out)
     fputc('\n', to);
 }
 
-/* All ranks know of a run that ended, was stopped or is not finite, and the first one reports it. A failure
- * that only this rank has seen ends all of them. */
+/* What all ranks know of (the end, a stop, a loss that is not finite, wrong settings) the first one reports
+ * with its exit code. A failure that only this rank has seen ends all of them. */
 static int other_rank(blurry_status status)
 {
-    if (status == BLURRY_OK) return CLI_OK;
-    if (status == BLURRY_E_CANCELLED || status == BLURRY_E_NUMERIC || status == BLURRY_E_INVALID)
-        return CLI_FAILED;
+    if (status == BLURRY_OK || status == BLURRY_E_CANCELLED || status == BLURRY_E_NUMERIC ||
+        status == BLURRY_E_INVALID)
+        return CLI_OK;
     int code = cli_report(status, "train");
     blurry_ranks_abort(code);
     return code;

@@ -1,5 +1,6 @@
 /* Matched state sizes: the option that makes a mixer's state larger, and the value that comes nearest below a
  * number. */
+#include "base/settings_table.h"
 #include "blurry/model.h"
 #include "sweep/grid.h"
 
@@ -14,7 +15,8 @@ static const struct size_option {
                     {"gsa", "slots", 1},
                     {"abc", "slots", 1},
                     {"s4d", "state", 2}};
-enum { SIZE_OPTIONS = sizeof size_options / sizeof size_options[0], LARGEST = 1 << 20 };
+enum { SIZE_OPTIONS = sizeof size_options / sizeof size_options[0] };
+static const int64_t LARGEST = 1 << 20; /* states of a million slots are beyond any sweep */
 
 static blurry_status state_with(blurry_settings *settings, const struct size_option *by, int64_t n,
                                 int64_t *elements)
@@ -38,7 +40,9 @@ blurry_status grid_match_state(blurry_settings *settings, int64_t elements)
                            " is %lld, but mixer is %s, which has no single option for its size: choose "
                            "from blurry, swa, gsa, abc, s4d",
                            (long long)elements, mixer);
-    int64_t low = 0, high = LARGEST / by->step, size = 0; /* low fits (0: nothing yet), high + 1 does not */
+    int64_t most = settings_find(by->option)->most, size = 0;
+    int64_t low = 0, high = (most < LARGEST ? most : LARGEST) /
+                            by->step; /* low fits (0: nothing yet), high + 1 does not */
     while (low < high) {
         int64_t middle = low + (high - low + 1) / 2;
         STATUS_TRY(state_with(settings, by, middle, &size));
