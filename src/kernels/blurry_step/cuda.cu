@@ -1,77 +1,180 @@
-/* Decoding on CUDA: the step kernel as a whole, and its launch. What a state is: cuda.h; how its rows are
- * read and brought up to date: cuda_step.cuh; states beside the step: cuda_state.cu. */
+/* Decoding on CUDA: the step kernel as a whole, and its launch. What a state is: cuda.h; the kernel's parts:
+ * cuda_step.cuh, cuda_softmax.cuh; states beside the step: cuda_state.cu. */
 #include "kernels/blurry_step/cuda_host.h"
 #include "kernels/blurry_step/cuda_softmax.cuh"
 
-/* Tokens and tables into shared memory: nothing here depends on the position. */
-template <int WIDTH>
-static __device__ inline void stage(const bla_step_cuda_shape &s, const step_io &io, const char *state,
-                                    int64_t b, int kv, const step_shared &m)
+/* ---- staging: loads into registers first, into shared memory when all are under way ---- */
+
+/* A thread's share of the ring (16 bytes) and of the new token and queries (one element). */
+struct step_staged {
+    uint4 ring;
+    float element;
+};
+
+/* Piece n of the ring: its place in the state and, in floats, in ring_k or ring_v. */
+struct ring_piece {
+    const char *from;
+    float *to;
+};
+
+static __device__ inline int ring_pieces(const bla_step_cuda_shape &s)
 {
-    const int group = s.H / s.Hkv;
-    const float2 *wave = (const float2 *)(const void *)s.wave;
-    for (int n = (int)threadIdx.x; n < s.S; n += STEP_THREADS) m.wave[n] = wave[n];
-    for (int n = (int)threadIdx.x; n < group * WIDTH; n += STEP_THREADS) {
-        int g = n / WIDTH, c = n % WIDTH;
-        m.q[n] = c < s.Dk ? token_element(io.q, (b * s.H + kv * group + g) * s.Dk + c, s.token_bf16) : 0.0f;
+    return s.fold * (s.row_k + s.row_v) / (s.token_bf16 ? 8 : 4);
+}
+
+static __device__ inline ring_piece ring_at(const bla_step_cuda_shape &s, const char *state, int kv,
+                                            const step_shared &m, int n)
+{
+    const int unit = s.token_bf16 ? 8 : 4, of_k = s.fold * s.row_k / unit;
+    const bool k = n < of_k;
+    const int64_t head = (int64_t)kv * s.fold * (k ? s.row_k : s.row_v) * (16 / unit);
+    const int i = k ? n : n - of_k;
+    ring_piece p;
+    p.from = state + (k ? s.ring_k : s.ring_v) + head + (int64_t)i * 16;
+    p.to = (k ? m.ring_k : m.ring_v) + i * unit;
+    return p;
+}
+
+static __device__ inline void keep_piece(const bla_step_cuda_shape &s, uint4 raw, float *to)
+{
+    float4 *four = (float4 *)(void *)to;
+    if (!s.token_bf16) {
+        four[0] = make_float4(__uint_as_float(raw.x), __uint_as_float(raw.y), __uint_as_float(raw.z),
+                              __uint_as_float(raw.w));
+        return;
     }
-    for (int n = (int)threadIdx.x; n < (s.fold + 1) * WIDTH; n += STEP_THREADS) {
-        int u = n / WIDTH, c = n % WIDTH;
-        bool fresh = u == s.fold;
-        int64_t row = fresh ? b * s.Hkv + kv : (int64_t)kv * s.fold + u;
-        const void *k = fresh ? io.k : state + s.ring_k, *v = fresh ? io.v : state + s.ring_v;
-        int64_t from_k = row * (fresh ? s.Dk : s.row_k) + c, from_v = row * (fresh ? s.Dv : s.row_v) + c;
-        m.ring_k[n] = c < s.Dk ? token_element(k, from_k, s.token_bf16) : 0.0f;
-        m.ring_v[n] = c < s.Dv ? token_element(v, from_v, s.token_bf16) : 0.0f;
+    float2 a = unpack_bf16(raw.x), b = unpack_bf16(raw.y), c = unpack_bf16(raw.z), d = unpack_bf16(raw.w);
+    four[0] = make_float4(a.x, a.y, b.x, b.y);
+    four[1] = make_float4(c.x, c.y, d.x, d.y);
+}
+
+/* Element n of the queries [group, Dk], the new k [Dk], the new v [Dv], one after another. */
+static __device__ inline float fresh_element(const bla_step_cuda_shape &s, const step_io &io, int64_t b,
+                                             int kv, int group, int n)
+{
+    const int queries = group * s.Dk;
+    if (n < queries) return token_element(io.q, (b * s.H + kv * group) * s.Dk + n, s.token_bf16);
+    n -= queries;
+    if (n < s.Dk) return token_element(io.k, (b * s.Hkv + kv) * s.Dk + n, s.token_bf16);
+    return token_element(io.v, (b * s.Hkv + kv) * s.Dv + n - s.Dk, s.token_bf16);
+}
+
+static __device__ inline float *fresh_place(const bla_step_cuda_shape &s, const step_shared &m, int group,
+                                            int n)
+{
+    const int queries = group * s.Dk;
+    if (n < queries) return m.q + n;
+    n -= queries;
+    return n < s.Dk ? m.ring_k + s.fold * s.row_k + n : m.ring_v + s.fold * s.row_v + n - s.Dk;
+}
+
+static __device__ inline step_staged stage_begin(const bla_step_cuda_shape &s, const step_io &io,
+                                                 const char *state, int64_t b, int kv, int group,
+                                                 const step_shared &m)
+{
+    const int tid = (int)threadIdx.x;
+    step_staged mine = {make_uint4(0, 0, 0, 0), 0.0f};
+    if (tid < ring_pieces(s))
+        mine.ring = __ldcg((const uint4 *)(const void *)ring_at(s, state, kv, m, tid).from);
+    if (tid < (group + 1) * s.Dk + s.Dv) mine.element = fresh_element(s, io, b, kv, group, tid);
+    return mine;
+}
+
+static __device__ inline void stage_end(const bla_step_cuda_shape &s, const step_io &io, const char *state,
+                                        int64_t b, int kv, int group, const step_shared &m,
+                                        const step_staged &mine)
+{
+    const int tid = (int)threadIdx.x, pieces = ring_pieces(s), elements = (group + 1) * s.Dk + s.Dv;
+    if (tid < pieces) keep_piece(s, mine.ring, ring_at(s, state, kv, m, tid).to);
+    if (tid < elements) *fresh_place(s, m, group, tid) = mine.element;
+    for (int n = tid + STEP_THREADS; n < pieces; n += STEP_THREADS) {
+        ring_piece p = ring_at(s, state, kv, m, n);
+        keep_piece(s, __ldcg((const uint4 *)(const void *)p.from), p.to);
+    }
+    for (int n = tid + STEP_THREADS; n < elements; n += STEP_THREADS)
+        *fresh_place(s, m, group, n) = fresh_element(s, io, b, kv, group, n);
+    if (tid < s.row_k - s.Dk) m.ring_k[s.fold * s.row_k + s.Dk + tid] = 0.0f;
+    if (tid < s.row_v - s.Dv) m.ring_v[s.fold * s.row_v + s.Dv + tid] = 0.0f;
+    const float2 *wave = (const float2 *)(const void *)s.wave;
+    for (int n = tid; n < s.S; n += STEP_THREADS) m.wave[n] = __ldg(wave + n);
+}
+
+/* ---- weights of the ring's tokens, their scores, and the new token into the state's ring ---- */
+
+static __device__ inline void weigh_ring(const bla_step_cuda_shape &s, const token_place *places,
+                                         const step_moment &now, const step_shared &m)
+{
+    /* half of the block takes every second token where the slots allow it */
+    const int columns = s.S <= STEP_THREADS / 2 ? STEP_THREADS / 2 : (int)STEP_THREADS;
+    const int turn = (int)threadIdx.x / columns, turns = STEP_THREADS / columns;
+    for (int j = (int)threadIdx.x % columns; j < s.S; j += columns) {
+#pragma unroll 4
+        for (int age = turn; age < now.held; age += turns)
+            m.phi[age * s.S + j] = token_weight(places[age], m.wave, s.S, j);
+        if (turn == 0) m.missed[j] = (unsigned char)block_missed(s, j / s.block, now.at, now.held);
     }
 }
 
-/* The new token into the state's ring; weights of the ring's tokens; their scores with the queries. */
-template <int WIDTH>
-static __device__ inline void score(const bla_step_cuda_shape &s, char *state, int kv, const step_moment &now,
-                                    const step_shared &m)
+static __device__ inline void score_ring(const bla_step_cuda_shape &s, const step_moment &now,
+                                         const step_shared &m, int group)
 {
-    const int group = s.H / s.Hkv, warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
-    int64_t row = (int64_t)kv * s.fold + now.at;
-    for (int c = (int)threadIdx.x; c < s.Dk; c += STEP_THREADS)
-        store_token_element(state + s.ring_k, row * s.row_k + c, s.token_bf16, m.ring_k[s.fold * WIDTH + c]);
-    for (int c = (int)threadIdx.x; c < s.Dv; c += STEP_THREADS)
-        store_token_element(state + s.ring_v, row * s.row_v + c, s.token_bf16, m.ring_v[s.fold * WIDTH + c]);
-    for (int n = (int)threadIdx.x; n < now.held * s.S; n += STEP_THREADS) {
-        int age = n / s.S;
-        m.phi[n] = token_weight(now.places[age], m.wave, s.S, n - age * s.S);
-    }
-    for (int n = warp; n < group * now.held; n += STEP_WARPS) {
+    const int lane = (int)threadIdx.x % 32;
+    for (int n = (int)threadIdx.x / 32; n < group * now.held; n += STEP_WARPS) {
         int g = n / now.held, age = n - g * now.held;
-        const float *q = m.q + g * WIDTH, *k = m.ring_k + ring_row(s, now.at, age) * WIDTH;
+        const float *q = m.q + g * s.Dk, *k = m.ring_k + ring_row(s, now, age) * s.row_k;
         float sum = 0.0f;
-        for (int c = lane; c < WIDTH; c += 32) sum = fmaf(q[c], k[c], sum);
+        for (int c = lane; c < s.Dk; c += 32) sum = fmaf(q[c], k[c], sum);
         sum = warp_sum(sum);
         if (lane == 0) m.scores[g * s.fold + age] = sum;
     }
 }
 
-/* o of up to STEP_TILE queries from the warps' partial sums and the ring. */
-template <int WIDTH>
-static __device__ inline void finish(const bla_step_cuda_shape &s, const step_io &io, int64_t b, int kv,
-                                     const step_moment &now, const step_shared &m, int first, int count)
+static __device__ inline void keep_token(const bla_step_cuda_shape &s, char *state, int kv, int at,
+                                         const step_shared &m)
 {
-    const int parts = step_parts(s.S), group = s.H / s.Hkv;
-    for (int n = (int)threadIdx.x; n < count * s.Dv; n += STEP_THREADS) {
-        int i = n / s.Dv, c = n - i * s.Dv, g = first + i;
-        const float *ring_part = m.ring_part + g * parts * s.fold;
-        float sum = 0.0f;
-        for (int w = 0; w < STEP_WARPS; w++) sum += m.partial[(i * STEP_WARPS + w) * WIDTH + c];
-        for (int age = 0; age < now.held; age++) {
-            float weight = 0.0f;
-            for (int p = 0; p < parts; p++) weight += ring_part[p * s.fold + age];
-            sum = fmaf(weight, m.ring_v[ring_row(s, now.at, age) * WIDTH + c], sum);
-        }
-        store_token_element(io.o, (b * s.H + kv * group + g) * s.Dv + c, s.token_bf16, sum);
+    const int64_t row = (int64_t)kv * s.fold + at;
+    const int n = (int)threadIdx.x; /* widths are at most STEP_THREADS / 2 */
+    if (n < s.Dk)
+        store_token_element(state + s.ring_k, row * s.row_k + n, s.token_bf16,
+                            m.ring_k[s.fold * s.row_k + n]);
+    else if (n - s.Dk < s.Dv)
+        store_token_element(state + s.ring_v, row * s.row_v + n - s.Dk, s.token_bf16,
+                            m.ring_v[s.fold * s.row_v + n - s.Dk]);
+}
+
+/* ---- o ---- */
+
+/* sum [N] += what the ring's tokens of this warp give to query g; lanes of the first row only. */
+template <int LANES, int N>
+static __device__ inline void add_ring(const bla_step_cuda_shape &s, const step_moment &now,
+                                       const step_shared &m, int g, float *sum)
+{
+    const int lane = (int)threadIdx.x % 32, c = lane * N, parts = step_parts(s.S);
+    if (lane >= LANES || c >= s.row_v) return;
+    for (int age = (int)threadIdx.x / 32; age < now.held; age += STEP_WARPS) {
+        const float *part = m.ring_part + g * parts * s.fold + age;
+        const float *v = m.ring_v + ring_row(s, now, age) * s.row_v + c;
+        float weight = 0.0f;
+        for (int p = 0; p < parts; p++) weight += part[p * s.fold];
+#pragma unroll
+        for (int e = 0; e < N; e++) sum[e] = fmaf(weight, v[e], sum[e]);
     }
 }
 
-/* MANY: the rows do not fit the registers and come in turns. */
+/* Queries first .. first+count-1 from the warps' sums. */
+static __device__ inline void write_output(const bla_step_cuda_shape &s, const step_io &io, int64_t b, int kv,
+                                           int group, int width, const step_shared &m, int first, int count)
+{
+    for (int n = (int)threadIdx.x; n < count * s.Dv; n += STEP_THREADS) {
+        int i = n / s.Dv, c = n - i * s.Dv;
+        float sum = 0.0f;
+#pragma unroll
+        for (int w = 0; w < STEP_WARPS; w++) sum += m.partial[(i * STEP_WARPS + w) * width + c];
+        store_token_element(io.o, (b * s.H + kv * group + first) * s.Dv + n, s.token_bf16, sum);
+    }
+}
+
+/* ---- the kernel; MANY: the rows do not fit the registers and come in turns ---- */
 template <typename E, int LANES, int ROWS, bool MANY>
 __global__ void __launch_bounds__(STEP_THREADS, 2)
     step_kernel(bla_step_cuda_shape s, bla_step_cuda_states states, step_io io)
@@ -79,40 +182,56 @@ __global__ void __launch_bounds__(STEP_THREADS, 2)
     typedef step_rows<E, LANES, ROWS> rows;
     enum { N = rows::N, WIDTH = LANES * N };
     CUDA_DYNAMIC_SHARED(char, memory);
-    __shared__ step_moment now;
+    __shared__ token_place places[BLA_STEP_CUDA_FOLD];
+    __shared__ int usable;
     const step_shared m = step_carve(s, WIDTH, memory);
-    const int64_t b = (int64_t)blockIdx.x / s.Hkv;
-    const int kv = (int)((int64_t)blockIdx.x - b * s.Hkv), group = s.H / s.Hkv;
-    const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
+    const int b32 = (int)blockIdx.x / s.Hkv, kv = (int)blockIdx.x - b32 * s.Hkv, group = s.H / s.Hkv;
+    const int64_t b = b32;
+    const int tid = (int)threadIdx.x, warp = tid / 32, lane = tid % 32;
     char *state = state_at(s, states, b);
+    bla_state_header *header = (bla_state_header *)(void *)state;
     E *slots_k = (E *)(void *)(state + s.k) + (int64_t)kv * s.S * s.row_k;
     E *slots_v = (E *)(void *)(state + s.v) + (int64_t)kv * s.S * s.row_v;
+
+    const int64_t position = __ldcg(&header->position), empty_at = __ldcg(&header->empty_at);
+    const double T = s.period[kv];
+    const step_staged staged = stage_begin(s, io, state, b, kv, group, m);
     rows k, v;
     if (!MANY) k.load(slots_k, s.S, s.row_k, 0), v.load(slots_v, s.S, s.row_v, 0);
-    const double T = s.period[kv];
-    if (threadIdx.x < 32) step_open(s, state, T, &now);
-    stage<WIDTH>(s, io, state, b, kv, m);
+    const step_moment now = step_now(s, position, empty_at);
+    if (warp == STEP_WARPS - 1) {
+        if (lane < now.held) places[lane] = place_token(s.S, T, now.t - lane);
+        if (lane == 0) usable = state_usable(s, *header) && now.t < BLA_POSITION_MAX;
+    }
+    stage_end(s, io, state, b, kv, group, m, staged);
     __syncthreads();
-    if (!now.usable) {
-        for (int n = (int)threadIdx.x; n < group * s.Dv; n += STEP_THREADS)
+    if (!usable) {
+        for (int n = tid; n < group * s.Dv; n += STEP_THREADS)
             store_token_element(io.o, (b * s.H + kv * group) * s.Dv + n, s.token_bf16, NAN);
+        if (tid == 0) *s.refused = 1;
         return;
     }
-    score<WIDTH>(s, state, kv, now, m);
+    /* all threads have read the header: once all blocks of the sequence have, the last one moves it on */
+    unsigned long long arrived = 0;
+    if (tid == 0) arrived = atomicAdd((unsigned long long *)(void *)&header->arrived, 1ull);
+    weigh_ring(s, places, now, m);
+    score_ring(s, now, m, group);
+    keep_token(s, state, kv, now.at, m);
     __syncthreads();
     for (int first = 0; first < s.S; first += rows::ALL) {
         if (MANY) k.load(slots_k, s.S, s.row_k, first);
         k.bring_up_to_date(s, now, m.phi, m.ring_k, slots_k, s.row_k, first);
-        for (int g = 0; g < group; g++) k.dots(m.q + g * WIDTH, s.S, first, m.weights + g * s.S);
+        for (int g = 0; g < group; g++) k.dots(m.q + g * s.Dk, s.Dk, s.S, first, m.weights + g * s.S);
     }
+    if (!MANY) v.bring_up_to_date(s, now, m.phi, m.ring_v, slots_v, s.row_v, 0);
     __syncthreads();
     step_weigh(s, m, now, T, group);
     __syncthreads();
-    if (!MANY) v.bring_up_to_date(s, now, m.phi, m.ring_v, slots_v, s.row_v, 0);
     for (int tile = 0; tile < group; tile += STEP_TILE) {
         int count = min((int)STEP_TILE, group - tile);
         for (int i = 0; i < count; i++) {
             float sum[N];
+#pragma unroll
             for (int e = 0; e < N; e++) sum[e] = 0.0f;
             for (int first = 0; first < s.S; first += rows::ALL) {
                 if (MANY) v.load(slots_v, s.S, s.row_v, first);
@@ -120,15 +239,23 @@ __global__ void __launch_bounds__(STEP_THREADS, 2)
                     v.bring_up_to_date(s, now, m.phi, m.ring_v, slots_v, s.row_v, first);
                 v.add(m.weights + (tile + i) * s.S, s.S, first, sum);
             }
+            add_ring<LANES, N>(s, now, m, tile + i, sum);
+#pragma unroll
             for (int e = 0; e < N; e++) {
+#pragma unroll
                 for (int step = LANES; step < 32; step *= 2)
                     sum[e] += __shfl_xor_sync(CUDA_FULL_WARP, sum[e], step);
                 if (lane < LANES) m.partial[(i * STEP_WARPS + warp) * WIDTH + lane * N + e] = sum[e];
             }
         }
         __syncthreads();
-        finish<WIDTH>(s, io, b, kv, now, m, tile, count);
-        __syncthreads();
+        write_output(s, io, b, kv, group, WIDTH, m, tile, count);
+        if (tile + STEP_TILE < group) __syncthreads();
+    }
+    if (tid == 0 && arrived == (unsigned long long)(s.Hkv - 1)) {
+        header->position = now.t + 1;
+        header->checksum = bla_state_checksum(s.fingerprint, now.t + 1, empty_at);
+        header->arrived = 0;
     }
 }
 

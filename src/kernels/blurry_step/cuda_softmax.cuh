@@ -21,13 +21,13 @@ struct step_item {
 };
 
 /* What each block missed is applied to its logits, oldest first. */
-static __device__ inline void step_pending(const bla_step_cuda_shape &s, const step_shared &m,
-                                           const step_moment &now, int group)
+static __device__ inline void step_pending(const bla_step_cuda_shape &s, const step_shared &m, int group)
 {
     for (step_item x(s.S); x.g < group; x.next()) {
         if (x.j >= s.S) continue;
         float l = m.weights[x.g * s.S + x.j];
-        for (int age = block_missed(s, x.j / s.block, now.at, now.held) - 1; age >= 0; age--) {
+#pragma unroll 4
+        for (int age = m.missed[x.j] - 1; age >= 0; age--) {
             float w = m.phi[age * s.S + x.j], score = m.scores[x.g * s.fold + age];
             l = s.decay ? fmaf(w, score - l, l) : fmaf(w, score, l);
         }
@@ -53,12 +53,12 @@ static __device__ inline void step_mix(const bla_step_cuda_shape &s, const step_
 }
 
 /* Exponentials against the top of their 32 slots; tops and sums for all to see. */
-static __device__ inline void step_exponentials(const bla_step_cuda_shape &s, const step_shared &m,
-                                                const step_moment &now, double T, int group)
+static __device__ inline void step_exponentials(const bla_step_cuda_shape &s, const step_shared &m, int64_t t,
+                                                double T, int group)
 {
     for (step_item x(s.S); x.g < group; x.next()) {
         float l = -INFINITY;
-        if (x.j < s.S && slot_visible(s.S, T, x.j, now.t)) l = s.scale * m.weights[x.g * s.S + x.j];
+        if (x.j < s.S && slot_visible(s.S, T, x.j, t)) l = s.scale * m.weights[x.g * s.S + x.j];
         float top = warp_max(l), e = l == -INFINITY ? 0.0f : __expf(l - top), sum = warp_sum(e);
         if (x.j < s.S) m.weights[x.g * s.S + x.j] = e;
         if (threadIdx.x % 32 == 0) m.stats[x.item] = make_float2(top, sum);
@@ -78,19 +78,28 @@ static __device__ inline void step_normalise(const bla_step_cuda_shape &s, const
 }
 
 /* Weights of current slots become weights of stored rows and of the ring's v, newest token first. */
-static __device__ inline void step_split(const bla_step_cuda_shape &s, const step_shared &m,
-                                         const step_moment &now, int group)
+static __device__ inline void step_split(const bla_step_cuda_shape &s, const step_shared &m, int held,
+                                         int group)
 {
+    enum { TOGETHER = 8 };
     for (step_item x(s.S); x.g < group; x.next()) {
-        int missed = x.j < s.S ? block_missed(s, x.j / s.block, now.at, now.held) : 0;
-        float w = x.j < s.S ? m.weights[x.g * s.S + x.j] : 0.0f;
-        for (int age = 0; age < now.held; age++) {
-            float part = age < missed ? w * m.phi[age * s.S + x.j] : 0.0f;
-            if (s.decay) w -= part;
-            float sum = warp_sum(part);
-            if (threadIdx.x % 32 == 0) m.ring_part[x.item * s.fold + age] = sum;
+        const bool there = x.j < s.S;
+        const int missed = there ? m.missed[x.j] : 0;
+        float w = there ? m.weights[x.g * s.S + x.j] : 0.0f;
+        for (int first = 0; first < held; first += TOGETHER) {
+            float part[TOGETHER];
+#pragma unroll
+            for (int i = 0; i < TOGETHER; i++) {
+                int age = first + i;
+                part[i] = age < missed ? w * m.phi[age * s.S + x.j] : 0.0f;
+                if (s.decay) w -= part[i];
+            }
+            int which;
+            float sum = sum_many<TOGETHER, 32>(part, &which);
+            if (threadIdx.x % (32 / TOGETHER) == 0 && first + which < held)
+                m.ring_part[x.item * s.fold + first + which] = sum;
         }
-        if (x.j < s.S) m.weights[x.g * s.S + x.j] = w;
+        if (there) m.weights[x.g * s.S + x.j] = w;
     }
 }
 
@@ -98,13 +107,13 @@ static __device__ inline void step_split(const bla_step_cuda_shape &s, const ste
 static __device__ inline void step_weigh(const bla_step_cuda_shape &s, const step_shared &m,
                                          const step_moment &now, double T, int group)
 {
-    step_pending(s, m, now, group);
+    step_pending(s, m, group);
     if (s.relative) step_mix(s, m, group);
-    step_exponentials(s, m, now, T, group);
+    step_exponentials(s, m, now.t, T, group);
     __syncthreads();
     step_normalise(s, m, group);
     if (s.relative) step_mix(s, m, group);
-    step_split(s, m, now, group);
+    step_split(s, m, now.held, group);
 }
 
 #endif

@@ -1,12 +1,11 @@
-/* The decode kernel: one block for each sequence and key/value head.
+/* What the decode kernel is made of: its shared memory, the moment a sequence is at, and a head's rows in
+ * registers.
  *
- * All loads of a head's K and V rows are issued first, into registers, before anything that depends on the
- * position; the 65 KB of a head (S = 127, D = 64, float) are then under way while the weights of the ring's
- * tokens are made. After that the passes of kernels/blurry_step/simd.c: rows of the due block are brought up
- * to date and stored, logits, what other blocks miss applied to the logits, softmax, the same backwards, V.
- *
- * LANES lanes hold one row, E is the slots' type; rows go round: row = (i * warps + warp) * rows of a warp +
- * lane / LANES, so the rows of a due block are spread over all warps. */
+ * One block serves one sequence and key/value head. All its loads are issued first, before anything that
+ * depends on the position: the 65 KB of a head (S = 127, D = 64, float) are then under way at once, in
+ * registers, while the weights of the ring's tokens are made. After that the passes of
+ * kernels/blurry_step/simd.c: rows of the due block are brought up to date and stored, logits, what other
+ * blocks miss applied to the logits, softmax, the same backwards, V. */
 #ifndef BLURRY_KERNELS_BLURRY_STEP_CUDA_STEP_CUH
 #define BLURRY_KERNELS_BLURRY_STEP_CUDA_STEP_CUH
 #include "kernels/blurry_step/cuda_weights.cuh"
@@ -18,20 +17,21 @@ struct step_io {
     void *o;
 };
 
-/* Shared memory of a block, in floats; `width` = LANES * N. Weights and scores of the ring's
- * tokens are kept by age, 0 the newest. */
+/* Shared memory of a block; `width` = lanes of a row times elements of a lane. Weights and scores of the
+ * ring's tokens are kept by age, 0 the newest. */
 struct step_shared {
-    float2 *wave;     /* [S] */
-    float *phi;       /* [fold, S] by age */
-    float *weights;   /* [group, S] logits, then the weights of V rows */
-    float *spare;     /* [group, S] where the grid is relative */
-    float *q;         /* [group, width] */
-    float *ring_k;    /* [fold + 1, width] by ring index, the new token last */
-    float *ring_v;    /* [fold + 1, width] */
-    float *scores;    /* [group, fold] <q, k_u> by age */
-    float2 *stats;    /* [group, parts] top and sum of 32 slots' exponentials */
-    float *ring_part; /* [group, parts, fold] what 32 slots give to the weight of v_u */
-    float *partial;   /* [STEP_TILE, warps, width] */
+    float *ring_k;         /* [fold + 1, row_k] by ring index, the new token last */
+    float *ring_v;         /* [fold + 1, row_v] */
+    float *partial;        /* [STEP_TILE, warps, width] */
+    float2 *wave;          /* [S] */
+    float *phi;            /* [fold, S] by age */
+    float *weights;        /* [group, S] logits, then the weights of V rows */
+    float *spare;          /* [group, S] where the grid is relative */
+    float *q;              /* [group, Dk] */
+    float *scores;         /* [group, fold] <q, k_u> by age */
+    float2 *stats;         /* [group, parts] top and sum of 32 slots' exponentials */
+    float *ring_part;      /* [group, parts, fold] what 32 slots give to the weight of v_u */
+    unsigned char *missed; /* [S] tokens that the slot's row lacks after this step */
     size_t bytes;
 };
 
@@ -46,68 +46,85 @@ static __host__ __device__ inline step_shared step_carve(const bla_step_cuda_sha
     step_shared m;
     size_t at = 0;
 #define CARVE(field, type, count)                                                                            \
-    m.field = (type *)(base + at);                                                                           \
+    m.field = (type *)(void *)(base + at);                                                                   \
     at += ((size_t)(count) * sizeof(type) + 15) / 16 * 16
+    CARVE(ring_k, float, (s.fold + 1) * s.row_k);
+    CARVE(ring_v, float, (s.fold + 1) * s.row_v);
+    CARVE(partial, float, STEP_TILE *STEP_WARPS *width);
     CARVE(wave, float2, s.S);
     CARVE(phi, float, s.fold *s.S);
     CARVE(weights, float, group *s.S);
     CARVE(spare, float, s.relative ? group *s.S : 0);
-    CARVE(q, float, group *width);
-    CARVE(ring_k, float, (s.fold + 1) * width);
-    CARVE(ring_v, float, (s.fold + 1) * width);
+    CARVE(q, float, group *s.Dk);
     CARVE(scores, float, group *s.fold);
     CARVE(stats, float2, group * parts);
     CARVE(ring_part, float, group *parts *s.fold);
-    CARVE(partial, float, STEP_TILE *STEP_WARPS *width);
+    CARVE(missed, unsigned char, s.S);
 #undef CARVE
     m.bytes = at;
     return m;
 }
 
-/* What all threads of a block know after the header has been read. */
+/* ---- the moment: every thread makes it from the header for itself ---- */
 struct step_moment {
     int64_t t;
-    int usable, at, held, due; /* ring index of t, ring entries in use, block to bring up to date or -1 */
-    int due_tokens;
-    token_place places[BLA_STEP_CUDA_FOLD];
+    int at, held;          /* ring index of the new token; ring entries in use, it included */
+    int due_from, due_end; /* rows to bring up to date */
 };
 
-/* Reads the header, makes the places of the ring's tokens (one lane each) and moves the position on once all
- * blocks of the sequence have read it. Warp 0. */
-static __device__ inline void step_open(const bla_step_cuda_shape &s, char *state, double T, step_moment *m)
+static __device__ inline step_moment step_now(const bla_step_cuda_shape &s, int64_t position,
+                                              int64_t empty_at)
 {
-    const int lane = (int)threadIdx.x;
-    bla_state_header h = *(const bla_state_header *)state;
-    bool usable = state_usable(s, h) && h.position < BLA_POSITION_MAX;
-    int64_t t = usable ? h.position : 0, seen = usable ? t + 1 - h.empty_at : 1;
-    int held = (int)(seen < s.fold ? seen : s.fold), at = (int)((uint64_t)t % (unsigned)s.fold);
-    if (lane < held) m->places[lane] = place_token(s.S, T, t - lane);
-    __syncwarp(); /* every lane has read the header before it moves on */
-    if (lane != 0) return;
-    m->t = t, m->usable = usable, m->at = at, m->held = held, m->due = -1, m->due_tokens = held;
-    for (int r = 0; r < s.n_blocks; r++)
-        if (block_phase(s, r) == at) m->due = r;
-    if (!usable) {
-        *s.refused = 1;
-        return;
-    }
-    __threadfence(); /* the header was read before it is counted as read */
-    bla_state_header *header = (bla_state_header *)state;
-    unsigned long long before = atomicAdd((unsigned long long *)&header->arrived, 1ull);
-    if (before != (unsigned long long)(s.Hkv - 1)) return;
-    header->position = t + 1;
-    header->checksum = bla_state_checksum(s.fingerprint, t + 1, h.empty_at);
-    header->arrived = 0;
+    step_moment m;
+    int64_t seen = position + 1 - empty_at;
+    m.t = position;
+    m.held = (int)(seen < s.fold ? seen : s.fold);
+    m.at =
+        (int)(position >> 32 ? (uint64_t)position % (unsigned)s.fold : (uint32_t)position % (unsigned)s.fold);
+    /* block r is due where r * fold / n_blocks, rounded down, is `at` */
+    int r = (m.at * s.n_blocks + s.fold - 1) / s.fold;
+    bool due = r < s.n_blocks && r * s.fold < (m.at + 1) * s.n_blocks;
+    m.due_from = due ? r * s.block : 0;
+    m.due_end = due ? min(m.due_from + s.block, s.S) : 0;
+    return m;
 }
 
 /* Where the token of this age lies in ring_k and ring_v. */
-static __device__ inline int ring_row(const bla_step_cuda_shape &s, int at, int age)
+static __device__ inline int ring_row(const bla_step_cuda_shape &s, const step_moment &m, int age)
 {
-    int u = at - age;
+    int u = m.at - age;
     return age == 0 ? s.fold : u < 0 ? u + s.fold : u;
 }
 
-/* ---- rows in registers ---- */
+/* ---- sums over lanes ---- */
+
+/* v [COUNT] summed over LANES neighbouring lanes, COUNT <= LANES, both powers of two. Each exchange halves
+ * the values a lane still has, so COUNT sums cost little more than one: the lane gets that of value `which`.
+ */
+template <int COUNT, int LANES> static __device__ inline float sum_many(float (&v)[COUNT], int *which)
+{
+    const int lane = (int)threadIdx.x;
+    int mine = 0;
+#pragma unroll
+    for (int half = COUNT / 2, step = LANES / 2; half > 0; half /= 2, step /= 2) {
+        bool upper = lane & step;
+        mine += upper ? half : 0;
+#pragma unroll
+        for (int i = 0; i < half; i++) {
+            float keep = upper ? v[i + half] : v[i], give = upper ? v[i] : v[i + half];
+            v[i] = keep + __shfl_xor_sync(CUDA_FULL_WARP, give, step);
+        }
+    }
+#pragma unroll
+    for (int step = LANES / COUNT / 2; step > 0; step /= 2)
+        v[0] += __shfl_xor_sync(CUDA_FULL_WARP, v[0], step);
+    *which = mine;
+    return v[0];
+}
+
+/* ---- rows in registers ----
+ * LANES lanes hold one row of type E; rows go round, so that those of a due block are spread over the warps.
+ */
 template <typename E, int LANES, int ROWS> struct step_rows {
     enum {
         N = row_vector<E>::N,
@@ -119,19 +136,18 @@ template <typename E, int LANES, int ROWS> struct step_rows {
 
     static __device__ inline int row(int first, int i)
     {
-        int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
-        return first + i * PER_TURN + warp * PER_WARP + lane / LANES;
+        return first + i * PER_TURN + (int)threadIdx.x / LANES;
     }
     static __device__ inline int column() { return (int)threadIdx.x % LANES * N; }
     __device__ inline void load(const E *slots, int S, int stride, int first)
     {
-        const int c = column();
+        const E *from = slots + (int64_t)row(first, 0) * stride + column();
+        const bool inside = column() < stride;
 #pragma unroll
         for (int i = 0; i < ROWS; i++) {
-            int j = row(first, i);
             x[i].raw = make_uint4(0, 0, 0, 0);
-            if (j < S && c < stride)
-                x[i].raw = __ldcg((const uint4 *)(const void *)(slots + (int64_t)j * stride + c));
+            if (inside && row(first, i) < S)
+                x[i].raw = __ldcg((const uint4 *)(const void *)(from + (int64_t)i * PER_TURN * stride));
         }
     }
     /* Rows of the due block take in what they missed, newest first, and are stored. */
@@ -139,43 +155,54 @@ template <typename E, int LANES, int ROWS> struct step_rows {
                                             const float *phi, const float *ring, E *slots, int stride,
                                             int first)
     {
-        const int c = column(), width = LANES * N, from = m.due * s.block, end = min(from + s.block, s.S);
-        if (m.due < 0) return;
+        const int c = column();
 #pragma unroll
         for (int i = 0; i < ROWS; i++) {
-            int j = row(first, i);
-            if (j < from || j >= end || c >= stride) continue;
+            const int j = row(first, i);
+            if (j < m.due_from || j >= m.due_end || c >= stride) continue;
             float old[N], sum[N], rest = 1.0f;
             x[i].unpack(old);
+#pragma unroll
             for (int e = 0; e < N; e++) sum[e] = 0.0f;
-            for (int age = 0; age < m.due_tokens; age++) {
-                const float *token = ring + ring_row(s, m.at, age) * width + c;
+#pragma unroll 4
+            for (int age = 0; age < m.held; age++) {
+                const float4 *token = (const float4 *)(const void *)(ring + ring_row(s, m, age) * stride + c);
                 float w = phi[age * s.S + j], take = rest * w;
-                for (int e = 0; e < N; e++) sum[e] = fmaf(take, token[e], sum[e]);
+#pragma unroll
+                for (int e = 0; e < N / 4; e++) {
+                    float4 y = token[e];
+                    sum[4 * e] = fmaf(take, y.x, sum[4 * e]),
+                            sum[4 * e + 1] = fmaf(take, y.y, sum[4 * e + 1]);
+                    sum[4 * e + 2] = fmaf(take, y.z, sum[4 * e + 2]);
+                    sum[4 * e + 3] = fmaf(take, y.w, sum[4 * e + 3]);
+                }
                 if (s.decay) rest -= take;
             }
+#pragma unroll
             for (int e = 0; e < N; e++) old[e] = fmaf(rest, old[e], sum[e]);
-            x[i].pack(old);
+            x[i].pack(old); /* what is read below is what was kept */
             *(uint4 *)(void *)(slots + (int64_t)j * stride + c) = x[i].raw;
-            x[i].unpack(old); /* what is read is what was kept */
         }
     }
-    /* weights [S] = <q, row> */
-    __device__ inline void dots(const float *q, int S, int first, float *weights) const
+    /* weights [S] = <q, row>, q [width] */
+    __device__ inline void dots(const float *q, int width, int S, int first, float *weights) const
     {
         const int c = column();
-        float query[N];
-        for (int e = 0; e < N; e++) query[e] = q[c + e];
+        float query[N], sum[ROWS];
+#pragma unroll
+        for (int e = 0; e < N; e++) query[e] = c + e < width ? q[c + e] : 0.0f;
 #pragma unroll
         for (int i = 0; i < ROWS; i++) {
-            float value[N], sum = 0.0f;
+            float value[N];
             x[i].unpack(value);
-            for (int e = 0; e < N; e++) sum = fmaf(query[e], value[e], sum);
+            sum[i] = 0.0f;
 #pragma unroll
-            for (int step = LANES / 2; step > 0; step /= 2) sum += __shfl_xor_sync(CUDA_FULL_WARP, sum, step);
-            int j = row(first, i);
-            if (j < S && threadIdx.x % LANES == 0) weights[j] = sum;
+            for (int e = 0; e < N; e++) sum[i] = fmaf(query[e], value[e], sum[i]);
         }
+        int i;
+        float total = sum_many<ROWS, LANES>(sum, &i);
+        int j = row(first, i);
+        if (threadIdx.x % (LANES / ROWS) == 0 && j < S) weights[j] = total;
     }
     /* sum [N] += weight * row */
     __device__ inline void add(const float *weights, int S, int first, float *sum) const
@@ -185,6 +212,7 @@ template <typename E, int LANES, int ROWS> struct step_rows {
             int j = row(first, i);
             float value[N], w = j < S ? weights[j] : 0.0f;
             x[i].unpack(value);
+#pragma unroll
             for (int e = 0; e < N; e++) sum[e] = fmaf(w, value[e], sum[e]);
         }
     }
