@@ -266,8 +266,9 @@ static void launch(const bla_step_cuda_shape &s, const bla_step_cuda_states &sta
     const int width = LANES * row_vector<E>::N, turn = STEP_WARPS * 32 / LANES;
     size_t bytes = step_carve(s, width, NULL).bytes;
     dim3 grid((unsigned)(states.count * s.Hkv));
-    if (s.S <= 4 * turn)
-        cuda_launch(step_kernel<E, LANES, 4, false>, grid, dim3(STEP_THREADS), bytes, stream, s, states, io);
+    /* few rows are worth a kernel of their own where many fit a turn */
+    if (LANES == 8 && s.S <= 4 * turn)
+        cuda_launch(step_kernel<E, 8, 4, false>, grid, dim3(STEP_THREADS), bytes, stream, s, states, io);
     else if (s.S <= 8 * turn)
         cuda_launch(step_kernel<E, LANES, 8, false>, grid, dim3(STEP_THREADS), bytes, stream, s, states, io);
     else
