@@ -156,7 +156,7 @@ class BlurryAttention(nn.Module):
         """This layer's part of the cache, made at its first use. A learned period is read then."""
         layer = cache.get(self.layer_idx)
         if layer is None:
-            periods = list(self.periods) if self.period is None else [max(0.0, T) for T in self.period.tolist()]
+            periods = list(self.periods) if self.period is None else [0.0 if T < 0 else T for T in self.period.tolist()]
             states = torch.ops.blurry.attention_states(
                 self.q.weight.detach().to(self._compute_dtype()), batch, self.num_heads, self.num_kv_heads, self.head_dim,
                 self.head_dim_v, *self._setting(periods))

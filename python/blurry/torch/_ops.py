@@ -46,7 +46,7 @@ class Setting:
             known = " or ".join(str(kind).replace("torch.", "") for kind in kinds)
             raise ValueError(f"q has dtype {str(like.dtype).replace('torch.', '')}: on {like.device.type} give {known}")
         batch, length, heads, heads_kv, dim_k, dim_v = (int(size) for size in shape)
-        listed = tuple(self.periods) if period is None else tuple(max(0.0, T) for T in period.detach().double().tolist())
+        listed = tuple(self.periods) if period is None else tuple(0.0 if T < 0 else T for T in period.detach().double().tolist())
         description = Description(batch, length, heads, heads_kv, dim_k, dim_v, self.modes,
                                   listed * heads_kv if len(listed) == 1 else listed, self.scale, self.decay, self.grid,
                                   kinds[like.dtype], lib.BLURRY_DEVICE_CUDA if cuda else lib.BLURRY_DEVICE_CPU,
@@ -307,6 +307,10 @@ def _backward(ctx: Any, d_o: Optional[Tensor], d_k_state: Optional[Tensor], d_v_
     return (d_q, d_k, d_v, d_period if with_period else None) + states + rest
 
 
+def _no_second(ctx: Any, *gradients: Any) -> Any:
+    raise RuntimeError("blurry::attention_backward is not differentiable: blurry attention has first derivatives only")
+
+
 class _Differentiable(torch.autograd.Function):
     """The gradient for versions of PyTorch that cannot register one."""
 
@@ -345,6 +349,7 @@ def _register() -> torch.library.Library:
             library.impl(name, fake, "Meta")
     if modern:
         torch.library.register_autograd("blurry::attention", _backward, setup_context=_setup, lib=library)
+        torch.library.register_autograd("blurry::attention_backward", _no_second, lib=library)
     else:
         library.impl("attention", lambda *inputs: _Differentiable.apply(*inputs), "Autograd")
     return library
