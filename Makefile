@@ -20,6 +20,7 @@ test:
 	@scripts/deps build test
 	@$(MAKE) --no-print-directory all
 	@ctest --test-dir $(BUILD) --output-on-failure -j $(JOBS)
+	@scripts/test-python --note
 
 demo:
 	@scripts/deps build demo

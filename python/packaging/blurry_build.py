@@ -59,7 +59,7 @@ def _build_library(settings, into):
     build = ROOT / settings.get("build-dir", "build-python")
     if not (build / "CMakeCache.txt").exists():
         generator = ["-G", "Ninja"] if shutil.which("ninja") else []
-        _run(["cmake", "-S", str(ROOT), "-B", str(build), "-DCMAKE_BUILD_TYPE=Release", "-DBLURRY_TESTS=OFF",
+        _run(["cmake", "-S", str(ROOT), "-B", str(build), "-DCMAKE_BUILD_TYPE=Release", "-DBLURRY_TESTS=OFF", "-DBLURRY_MPI=OFF",
               *generator, *shlex.split(settings.get("cmake-args", ""))])
     _run(["cmake", "--build", str(build), "--target", "blurry_shared", "--parallel", str(os.cpu_count() or 1)])
     _run(["cmake", "--install", str(build), "--prefix", str(into), "--component", "python", "--strip"])

@@ -105,3 +105,14 @@ fine() { # fine FILE INCLUDE
   fine include/blurry/x.h '<stdint.h>'
   fine include/blurry/y.h '"blurry/status.h"'
 }
+
+@test "the Python package binds to the public headers only" {
+  mkdir -p "$tree/python/blurry"
+  printf 'HEADERS = "include/blurry"\n' >"$tree/python/blurry/fine.py"
+  run "$root/scripts/check-layers" "$tree"
+  [ "$status" -eq 0 ]
+  printf 'HEADERS = "src/base/status.h"\n' >"$tree/python/blurry/nosy.py"
+  run "$root/scripts/check-layers" "$tree"
+  [ "$status" -eq 1 ]
+  [[ "$output" == *"nosy.py:1"* ]]
+}
