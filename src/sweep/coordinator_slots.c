@@ -127,7 +127,7 @@ static blurry_status hand_to(coordinator *c, slot_view *s, bool *given)
     STATUS_TRY(database_claim(&c->database, c->sweep, room, &entry));
     if (entry < 0) return BLURRY_OK;
     if (c->shared && s->process >= 0 && c->lost[entry] > 0 && busy > 0)
-        return database_release(&c->database, c->sweep->run[entry].key, NULL);
+        return database_release(&c->database, c->sweep->run[entry].key, NULL, 0);
     give(c, s, entry);
     *given = true;
     return BLURRY_OK;
@@ -153,9 +153,9 @@ void coordinator_stop(coordinator *c)
 }
 
 /* ---- results ---- */
-static blurry_status give_back(coordinator *c, int64_t entry, const char *reason)
+static blurry_status give_back(coordinator *c, int64_t entry, const char *reason, double seconds)
 {
-    STATUS_TRY(database_release(&c->database, c->sweep->run[entry].key, reason));
+    STATUS_TRY(database_release(&c->database, c->sweep->run[entry].key, reason, seconds));
     c->counts.pending++;
     c->counts.running--;
     c->counts.mine--;
@@ -187,7 +187,7 @@ static blurry_status out_of_memory(coordinator *c, int64_t entry, run_result *re
         return record(c, entry, result);
     }
     c->jobs = busy - 1;
-    return give_back(c, entry, result->reason);
+    return give_back(c, entry, result->reason, 0);
 }
 
 static blurry_status take_result(coordinator *c, slot_view *s, const json_t *message)
@@ -200,9 +200,9 @@ static blurry_status take_result(coordinator *c, slot_view *s, const json_t *mes
     s->entry = IDLE;
     blurry_status status;
     if (result.outcome == RUN_CANCELLED)
-        status = give_back(c, entry, NULL);
+        status = give_back(c, entry, NULL, result.seconds);
     else if (result.outcome == RUN_NO_DISK) {
-        status = give_back(c, entry, result.reason);
+        status = give_back(c, entry, result.reason, result.seconds);
         if (status == BLURRY_OK) status = status_fail(BLURRY_E_IO, "%s", result.reason);
     } else if (result.outcome == RUN_NO_MEMORY)
         status = out_of_memory(c, entry, &result, busy);
@@ -252,7 +252,7 @@ static blurry_status take_message(coordinator *c, slot_view *s, const json_t *me
 static blurry_status lose_run(coordinator *c, int64_t entry, const char *reason, bool for_good)
 {
     c->lost[entry]++;
-    if (!for_good && c->lost[entry] < LOST_MAX) return give_back(c, entry, reason);
+    if (!for_good && c->lost[entry] < LOST_MAX) return give_back(c, entry, reason, 0);
     run_result result = {.outcome = RUN_FAILED, .best = NAN};
     snprintf(result.reason, sizeof result.reason, "%s%s", reason, for_good ? "" : ", again and again");
     gethostname(result.host, sizeof result.host - 1);

@@ -47,8 +47,8 @@ blurry_status database_claim(database *d, const blurry_sweep *sweep, double larg
 /* Writes the result of a run that this process owns; one that was taken away meanwhile is left to its new
  * owner. */
 blurry_status database_finish(database *d, const char *key, const run_result *result);
-/* Gives a run back; `reason` (NULL: on request) is entered among the failures. */
-blurry_status database_release(database *d, const char *key, const char *reason);
+/* Gives a run back after so many seconds of work on it; `reason` (NULL: on request) is entered among the failures. */
+blurry_status database_release(database *d, const char *key, const char *reason, double seconds);
 
 typedef struct database_counts {
     int64_t total, pending, running, mine, done, diverged, failed;

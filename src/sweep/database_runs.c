@@ -135,12 +135,13 @@ blurry_status database_retry(database *d, unsigned retry)
     static const struct {
         unsigned bit;
         const char *sql;
-    } kinds[] = {{BLURRY_RETRY_FAILED,
-                  "UPDATE runs SET state='pending', owner=NULL, attempts=0 WHERE state='failed' AND key IN "
-                  "(SELECT key FROM temp.wanted)"},
-                 {BLURRY_RETRY_DIVERGED,
-                  "UPDATE runs SET state='pending', owner=NULL, attempts=0 WHERE state='diverged' AND "
-                  "key IN (SELECT key FROM temp.wanted)"}};
+    } kinds[] = {
+        {BLURRY_RETRY_FAILED,
+         "UPDATE runs SET state='pending', owner=NULL, attempts=0, seconds=0 WHERE state='failed' AND key IN "
+         "(SELECT key FROM temp.wanted)"},
+        {BLURRY_RETRY_DIVERGED,
+         "UPDATE runs SET state='pending', owner=NULL, attempts=0, seconds=0 WHERE state='diverged' AND "
+         "key IN (SELECT key FROM temp.wanted)"}};
     for (int i = 0; i < 2; i++)
         if (retry & kinds[i].bit) {
             STATUS_TRY(database_begin(d));
@@ -285,7 +286,8 @@ static blurry_status write_run(const database *d, const char *key, const run_res
     STATUS_TRY(database_prepare(
         d,
         "UPDATE runs SET state=?1, reason=?2, host=?3, device=?4, threads=?5, version=?6, data=?7, "
-        "metric=?8, best=?9, best_step=?10, seconds=?11, finished=?12, owner=NULL, parameters=CASE "
+        "metric=?8, best=?9, best_step=?10, seconds=ifnull(seconds,0)+?11, finished=?12, owner=NULL, "
+        "parameters=CASE "
         "WHEN ?13>0 THEN ?13 ELSE parameters END WHERE key=?14",
         &s));
     TEXT(s, 1, run_outcome_name(r->outcome));
@@ -358,16 +360,18 @@ blurry_status database_finish(database *d, const char *key, const run_result *r)
     return database_end(d, status);
 }
 
-blurry_status database_release(database *d, const char *key, const char *reason)
+blurry_status database_release(database *d, const char *key, const char *reason, double seconds)
 {
     bool yes = false;
     STATUS_TRY(database_begin(d));
     blurry_status status = mine(d, key, &yes);
     sqlite3_stmt *s;
     if (status == BLURRY_OK && yes)
-        status = database_prepare(d, "UPDATE runs SET state='pending', owner=NULL WHERE key=?1", &s);
+        status = database_prepare(
+            d, "UPDATE runs SET state='pending', owner=NULL, seconds=ifnull(seconds,0)+?2 WHERE key=?1", &s);
     if (status == BLURRY_OK && yes) {
         TEXT(s, 1, key);
+        sqlite3_bind_double(s, 2, seconds);
         status = database_step(d, s, "giving a run back");
     }
     if (status == BLURRY_OK && yes && reason) status = write_failure(d, key, "lost", reason, d->machine);

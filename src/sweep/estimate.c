@@ -71,7 +71,8 @@ static const grid_run *median_run(const blurry_sweep *sweep)
     return median;
 }
 
-/* On the CPU the thread's own time, so that a busy machine makes no difference; else the clock on the wall. */
+/* On the CPU the thread's own time, so that a busy machine makes no difference; else the clock on the wall.
+ */
 static double spent(bool cpu)
 {
     struct timespec t;

@@ -95,7 +95,7 @@ static void a_run_from_pending_to_done(void **state)
     assert_int_equal(counts.done, 0);
     assert_ok(database_finish(&d, key, &r));
     assert_ok(database_finish(&d, key, &r)); /* once is enough */
-    assert_ok(database_release(&other, f->sweep->run[1].key, "lost"));
+    assert_ok(database_release(&other, f->sweep->run[1].key, "lost", 3));
     assert_ok(database_count(&d, &counts));
     assert_int_equal(counts.done, 1);
     assert_int_equal(counts.running, 0);
