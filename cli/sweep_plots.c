@@ -143,8 +143,10 @@ int sweep_plot(const sweep_curves *c, plot *p)
     if (rc != CLI_OK) return rc;
     FILE *to = p->script.stream;
     write_data(c, to);
-    plot_panel(p, 58, 14, p->width - 58 - 130, p->height - 14 - (c->figure == SWEEP_CHOICES ? 92 : 56));
-    fprintf(to, "set grid ytics\nset key outside right top samplen 1.6 spacing 1.2\n");
+    int legend = c->count > 1 ? 130 : 18; /* points for it on the right */
+    plot_panel(p, 58, 14, p->width - 58 - legend, p->height - 14 - (c->figure == SWEEP_CHOICES ? 92 : 56));
+    fprintf(to, "set grid ytics\n%s\n",
+            c->count > 1 ? "set key outside right top Left reverse samplen 1.6 spacing 1.2" : "unset key");
     y_axis(c, to);
     x_axis(c, to);
     const char *separator = "plot ";

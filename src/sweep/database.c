@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <time.h>
 
 enum { BUSY_MILLISECONDS = 60000 };
 
@@ -99,6 +100,13 @@ blurry_status database_end(const database *d, blurry_status status)
     }
     sqlite3_exec(d->db, "ROLLBACK", NULL, NULL, NULL);
     return status;
+}
+
+double database_now(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_REALTIME, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
 void database_bind_number(sqlite3_stmt *statement, int place, double value)

@@ -47,7 +47,8 @@ blurry_status database_claim(database *d, const blurry_sweep *sweep, double larg
 /* Writes the result of a run that this process owns; one that was taken away meanwhile is left to its new
  * owner. */
 blurry_status database_finish(database *d, const char *key, const run_result *result);
-/* Gives a run back after so many seconds of work on it; `reason` (NULL: on request) is entered among the failures. */
+/* Gives a run back after so many seconds of work on it; `reason` (NULL: on request) is entered among the
+ * failures. */
 blurry_status database_release(database *d, const char *key, const char *reason, double seconds);
 
 typedef struct database_counts {
@@ -69,6 +70,9 @@ blurry_status database_step(const database *d, sqlite3_stmt *statement, const ch
 blurry_status database_begin(const database *d);
 /* Commits where `status` is BLURRY_OK, else rolls back and returns `status`. */
 blurry_status database_end(const database *d, blurry_status status);
+double database_now(void); /* seconds since 1970 */
+#define DATABASE_TEXT(statement, place, value)                                                               \
+    sqlite3_bind_text(statement, place, value, -1, SQLITE_TRANSIENT)
 void database_bind_number(sqlite3_stmt *statement, int place, double value); /* NaN: null */
 
 /* This process, and whether another one lives: machine, pid and birth. */

@@ -1,23 +1,13 @@
-/* Runs in the database: entered, claimed, finished, given back, counted. */
+/* Runs in the database: entered, claimed, counted; and their owners. */
 #include "sweep/database.h"
 #include "sweep/grid.h"
 
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 /* An owner on another machine that has not been heard of for this long is dead. */
 static const double SILENCE_SECONDS = 120;
-
-static double now(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_REALTIME, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
-#define TEXT(statement, place, value) sqlite3_bind_text(statement, place, value, -1, SQLITE_TRANSIENT)
 
 /* ---- entering a sweep ---- */
 static blurry_status enter_sweep(const database *d, const blurry_sweep *sweep)
@@ -28,12 +18,12 @@ static blurry_status enter_sweep(const database *d, const blurry_sweep *sweep)
         "INSERT INTO sweeps(name,title,figure,file,content,created) VALUES(?1,?2,?3,?4,?5,?6) ON "
         "CONFLICT(name) DO UPDATE SET title=?2, figure=?3, file=?4, content=?5",
         &s));
-    TEXT(s, 1, sweep->grid.name);
-    TEXT(s, 2, sweep->grid.title);
-    TEXT(s, 3, sweep->grid.figure);
-    TEXT(s, 4, sweep->file);
-    TEXT(s, 5, sweep->text);
-    sqlite3_bind_double(s, 6, now());
+    DATABASE_TEXT(s, 1, sweep->grid.name);
+    DATABASE_TEXT(s, 2, sweep->grid.title);
+    DATABASE_TEXT(s, 3, sweep->grid.figure);
+    DATABASE_TEXT(s, 4, sweep->file);
+    DATABASE_TEXT(s, 5, sweep->text);
+    sqlite3_bind_double(s, 6, database_now());
     return database_step(d, s, "entering the sweep");
 }
 
@@ -61,22 +51,22 @@ static blurry_status enter_run(const database *d, sqlite3_stmt *const s[3], cons
     const struct settings *values = settings_values(run->settings);
     char *config;
     STATUS_TRY(settings_text(run->settings, &config));
-    TEXT(s[0], 1, run->key);
-    TEXT(s[0], 2, values->task);
-    TEXT(s[0], 3, values->mixer);
-    TEXT(s[0], 4, config);
+    DATABASE_TEXT(s[0], 1, run->key);
+    DATABASE_TEXT(s[0], 2, values->task);
+    DATABASE_TEXT(s[0], 3, values->mixer);
+    DATABASE_TEXT(s[0], 4, config);
     free(config);
     sqlite3_bind_int64(s[0], 5, run->state_elements);
     sqlite3_bind_int64(s[0], 6, run->parameters);
     sqlite3_bind_int64(s[0], 7, run->steps);
     sqlite3_bind_double(s[0], 8, run->bytes);
-    sqlite3_bind_double(s[0], 9, now());
-    TEXT(s[1], 1, sweep->grid.name);
-    TEXT(s[1], 2, sweep->grid.group[run->group].name);
+    sqlite3_bind_double(s[0], 9, database_now());
+    DATABASE_TEXT(s[1], 1, sweep->grid.name);
+    DATABASE_TEXT(s[1], 2, sweep->grid.group[run->group].name);
     sqlite3_bind_int64(s[1], 3, index);
-    TEXT(s[1], 4, run->key);
+    DATABASE_TEXT(s[1], 4, run->key);
     sqlite3_bind_int64(s[2], 1, index);
-    TEXT(s[2], 2, run->key);
+    DATABASE_TEXT(s[2], 2, run->key);
     for (int i = 0; i < 3; i++) STATUS_TRY(reset_step(d, s[i]));
     return BLURRY_OK;
 }
@@ -107,8 +97,8 @@ static blurry_status leave_out(const database *d, const blurry_sweep *sweep)
         STATUS_TRY(database_prepare(
             d, "DELETE FROM members WHERE sweep=?1 AND part=?2 AND key NOT IN (SELECT key FROM temp.wanted)",
             &s));
-        TEXT(s, 1, sweep->grid.name);
-        TEXT(s, 2, sweep->grid.group[i].name);
+        DATABASE_TEXT(s, 1, sweep->grid.name);
+        DATABASE_TEXT(s, 2, sweep->grid.group[i].name);
         STATUS_TRY(database_step(d, s, "entering the sweep"));
     }
     return BLURRY_OK;
@@ -159,11 +149,11 @@ blurry_status database_beat(database *d)
         "INSERT INTO owners(owner,machine,pid,birth,seen) VALUES(?1,?2,?3,?4,?5) ON CONFLICT(owner) DO "
         "UPDATE SET seen=?5",
         &s));
-    TEXT(s, 1, d->owner);
-    TEXT(s, 2, d->machine);
+    DATABASE_TEXT(s, 1, d->owner);
+    DATABASE_TEXT(s, 2, d->machine);
     sqlite3_bind_int64(s, 3, d->pid);
     sqlite3_bind_int64(s, 4, d->birth);
-    sqlite3_bind_double(s, 5, now());
+    sqlite3_bind_double(s, 5, database_now());
     return database_step(d, s, "writing");
 }
 
@@ -172,7 +162,7 @@ void database_leave(database *d)
     sqlite3_stmt *s;
     if (!d->db || sqlite3_prepare_v2(d->db, "DELETE FROM owners WHERE owner=?1", -1, &s, NULL) != SQLITE_OK)
         return;
-    TEXT(s, 1, d->owner);
+    DATABASE_TEXT(s, 1, d->owner);
     sqlite3_step(s);
     sqlite3_finalize(s);
 }
@@ -185,7 +175,7 @@ static bool dead(const database *d, sqlite3_stmt *row)
     if (!machine) return true; /* nobody knows it */
     if (owner_is_here(d, machine))
         return !owner_lives(sqlite3_column_int64(row, 2), sqlite3_column_int64(row, 3));
-    return now() - sqlite3_column_double(row, 4) > SILENCE_SECONDS;
+    return database_now() - sqlite3_column_double(row, 4) > SILENCE_SECONDS;
 }
 
 static blurry_status bury(const database *d, const char *owner, int64_t *count)
@@ -193,11 +183,11 @@ static blurry_status bury(const database *d, const char *owner, int64_t *count)
     sqlite3_stmt *s;
     STATUS_TRY(database_prepare(
         d, "UPDATE runs SET state='pending', owner=NULL WHERE state='running' AND owner=?1", &s));
-    TEXT(s, 1, owner);
+    DATABASE_TEXT(s, 1, owner);
     STATUS_TRY(database_step(d, s, "taking runs over"));
     *count += sqlite3_changes(d->db);
     STATUS_TRY(database_prepare(d, "DELETE FROM owners WHERE owner=?1", &s));
-    TEXT(s, 1, owner);
+    DATABASE_TEXT(s, 1, owner);
     return database_step(d, s, "taking runs over");
 }
 
@@ -251,9 +241,9 @@ static blurry_status claim(const database *d, const char *key)
     sqlite3_stmt *s;
     STATUS_TRY(database_prepare(
         d, "UPDATE runs SET state='running', owner=?1, started=?2, attempts=attempts+1 WHERE key=?3", &s));
-    TEXT(s, 1, d->owner);
-    sqlite3_bind_double(s, 2, now());
-    TEXT(s, 3, key);
+    DATABASE_TEXT(s, 1, d->owner);
+    sqlite3_bind_double(s, 2, database_now());
+    DATABASE_TEXT(s, 3, key);
     return database_step(d, s, "claiming a run");
 }
 
@@ -267,117 +257,6 @@ blurry_status database_claim(database *d, const blurry_sweep *sweep, double larg
     return database_end(d, status);
 }
 
-/* ---- results ---- */
-static blurry_status mine(const database *d, const char *key, bool *yes)
-{
-    sqlite3_stmt *s;
-    STATUS_TRY(database_prepare(d, "SELECT 1 FROM runs WHERE key=?1 AND state='running' AND owner=?2", &s));
-    TEXT(s, 1, key);
-    TEXT(s, 2, d->owner);
-    int code = sqlite3_step(s);
-    *yes = code == SQLITE_ROW;
-    sqlite3_finalize(s);
-    return code == SQLITE_ROW || code == SQLITE_DONE ? BLURRY_OK : database_fail(d, code, "reading");
-}
-
-static blurry_status write_run(const database *d, const char *key, const run_result *r)
-{
-    sqlite3_stmt *s;
-    STATUS_TRY(database_prepare(
-        d,
-        "UPDATE runs SET state=?1, reason=?2, host=?3, device=?4, threads=?5, version=?6, data=?7, "
-        "metric=?8, best=?9, best_step=?10, seconds=ifnull(seconds,0)+?11, finished=?12, owner=NULL, "
-        "parameters=CASE "
-        "WHEN ?13>0 THEN ?13 ELSE parameters END WHERE key=?14",
-        &s));
-    TEXT(s, 1, run_outcome_name(r->outcome));
-    TEXT(s, 2, r->reason);
-    TEXT(s, 3, r->host);
-    TEXT(s, 4, r->device);
-    sqlite3_bind_int64(s, 5, r->threads);
-    TEXT(s, 6, r->version);
-    TEXT(s, 7, r->data);
-    TEXT(s, 8, r->metric);
-    database_bind_number(s, 9, r->best);
-    sqlite3_bind_int64(s, 10, r->best_step);
-    sqlite3_bind_double(s, 11, r->seconds);
-    sqlite3_bind_double(s, 12, now());
-    sqlite3_bind_int64(s, 13, r->parameters);
-    TEXT(s, 14, key);
-    return database_step(d, s, "writing a result");
-}
-
-static blurry_status write_evals(const database *d, const char *key, const run_result *r)
-{
-    sqlite3_stmt *s;
-    STATUS_TRY(database_prepare(d, "DELETE FROM evaluations WHERE key=?1", &s));
-    TEXT(s, 1, key);
-    STATUS_TRY(database_step(d, s, "writing a result"));
-    for (int64_t i = 0; i < r->eval_count; i++) {
-        const blurry_result_eval *e = &r->evals[i];
-        STATUS_TRY(database_prepare(
-            d,
-            "INSERT OR REPLACE INTO evaluations(key,step,loss,accuracy,exact_match,l1,bits_per_byte) "
-            "VALUES(?1,?2,?3,?4,?5,?6,?7)",
-            &s));
-        TEXT(s, 1, key);
-        sqlite3_bind_int64(s, 2, e->step);
-        const double values[] = {e->loss, e->accuracy, e->exact_match, e->l1, e->bits_per_byte};
-        for (int k = 0; k < 5; k++) database_bind_number(s, 3 + k, values[k]);
-        STATUS_TRY(database_step(d, s, "writing a result"));
-    }
-    return BLURRY_OK;
-}
-
-static blurry_status write_failure(const database *d, const char *key, const char *state, const char *reason,
-                                   const char *host)
-{
-    sqlite3_stmt *s;
-    STATUS_TRY(database_prepare(
-        d,
-        "INSERT INTO failures(key,attempt,time,state,reason,host) SELECT ?1,attempts,?2,?3,?4,?5 FROM "
-        "runs WHERE key=?1",
-        &s));
-    TEXT(s, 1, key);
-    sqlite3_bind_double(s, 2, now());
-    TEXT(s, 3, state);
-    TEXT(s, 4, reason);
-    TEXT(s, 5, host);
-    return database_step(d, s, "writing a failure");
-}
-
-blurry_status database_finish(database *d, const char *key, const run_result *r)
-{
-    bool yes = false;
-    STATUS_TRY(database_begin(d));
-    blurry_status status = mine(d, key, &yes);
-    if (status == BLURRY_OK && yes) {
-        status = write_run(d, key, r);
-        if (status == BLURRY_OK) status = write_evals(d, key, r);
-        if (status == BLURRY_OK && r->outcome != RUN_DONE)
-            status = write_failure(d, key, run_outcome_name(r->outcome), r->reason, r->host);
-    }
-    return database_end(d, status);
-}
-
-blurry_status database_release(database *d, const char *key, const char *reason, double seconds)
-{
-    bool yes = false;
-    STATUS_TRY(database_begin(d));
-    blurry_status status = mine(d, key, &yes);
-    sqlite3_stmt *s;
-    if (status == BLURRY_OK && yes)
-        status = database_prepare(
-            d, "UPDATE runs SET state='pending', owner=NULL, seconds=ifnull(seconds,0)+?2 WHERE key=?1", &s);
-    if (status == BLURRY_OK && yes) {
-        TEXT(s, 1, key);
-        sqlite3_bind_double(s, 2, seconds);
-        status = database_step(d, s, "giving a run back");
-    }
-    if (status == BLURRY_OK && yes && reason) status = write_failure(d, key, "lost", reason, d->machine);
-    return database_end(d, status);
-}
-
 /* ---- counting ---- */
 blurry_status database_count(database *d, database_counts *counts)
 {
@@ -387,7 +266,7 @@ blurry_status database_count(database *d, database_counts *counts)
     STATUS_TRY(database_prepare(
         d, "SELECT r.state, r.owner=?1, COUNT(*) FROM temp.wanted w JOIN runs r ON r.key=w.key GROUP BY 1, 2",
         &s));
-    TEXT(s, 1, d->owner);
+    DATABASE_TEXT(s, 1, d->owner);
     while ((code = sqlite3_step(s)) == SQLITE_ROW) {
         const char *state = (const char *)sqlite3_column_text(s, 0);
         int64_t n = sqlite3_column_int64(s, 2);
