@@ -1,6 +1,7 @@
 /* `blurry bench decode`: one token for each of a batch of sequences, beside the time to read all the state
  * once. */
 #include "cli/bench.h"
+#include "cli/bench_cuda.h"
 #include "cli/cli.h"
 #include "cli/options.h"
 
@@ -16,7 +17,10 @@ static const char usage[] =
     "  --dim N        head width (default 64)     --modes N   S = 2N-1 slots (default 64)\n"
     "  --threads N    (default: all cores)        --no-decay\n"
     "  --steps N      timed steps (default 400)   --json\n"
-    "  --soak N       then N steps of one sequence: does resident memory stay flat?\n\n"
+    "  --soak N       then N steps of one sequence: does resident memory stay flat?\n"
+    "  --device D     cpu (default) or cuda: on a GPU, batches 1, 32, 128, 512 and 16 heads unless given\n"
+    "  --precision P  with cuda: type of the tokens, bf16 (default) or f32\n"
+    "  --state P      with cuda: type of the slots, f32 (default) or bf16\n\n"
     "'read' is the time to read the slots of all sequences once, from memory, on the same threads.\n";
 
 typedef struct options {
@@ -294,7 +298,9 @@ static int run(options *o)
 
 int bench_decode(int argc, char **argv)
 {
+    static const int64_t gpu_batches[] = {1, 32, 128, 512};
     options o = {.batch = 64, .heads = 8, .dim = 64, .modes = 64, .steps = 400};
+    bench_target target = {0};
     int no_decay = 0;
     int64_t threads = 0;
     const struct {
@@ -304,9 +310,13 @@ int bench_decode(int argc, char **argv)
                    {"--steps", &o.steps}, {"--threads", &threads}, {"--soak", &o.soak}};
     enum { NUMBERS = sizeof numbers / sizeof numbers[0] };
     const char *text[NUMBERS] = {0};
-    cli_option own[NUMBERS + 2] = {[NUMBERS] = {"--no-decay", NULL, &no_decay}, {"--json", NULL, &o.json}};
+    cli_option own[NUMBERS + 5] = {[NUMBERS] = {"--no-decay", NULL, &no_decay},
+                                   {"--json", NULL, &o.json},
+                                   {"--device", &target.device, NULL},
+                                   {"--precision", &target.precision, NULL},
+                                   {"--state", &target.state, NULL}};
     for (int i = 0; i < NUMBERS; i++) own[i] = (cli_option){numbers[i].name, &text[i], NULL};
-    cli_line line = {.verb = "bench decode", .own = own, .own_count = NUMBERS + 2};
+    cli_line line = {.verb = "bench decode", .own = own, .own_count = NUMBERS + 5};
     if (options_help_wanted(argc, argv)) {
         fputs(usage, stdout);
         return CLI_OK;
@@ -315,7 +325,11 @@ int bench_decode(int argc, char **argv)
     for (int i = 0; i < NUMBERS; i++)
         if (bench_whole("bench decode", numbers[i].name, text[i], 1, numbers[i].to) != CLI_OK)
             return CLI_USAGE;
+    if (bench_target_read("bench decode", &target) != CLI_OK) return CLI_USAGE;
     o.decay = !no_decay;
+    if (target.cuda)
+        return bench_decode_cuda(&target, text[0] ? &o.batch : gpu_batches, text[0] ? 1 : 4,
+                                 text[1] ? o.heads : 16, o.dim, o.modes, o.decay, o.json);
     o.threads = threads ? (int)threads : bench_threads();
     return run(&o);
 }

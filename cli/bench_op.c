@@ -1,6 +1,7 @@
 /* `blurry bench op`: the operator on whole sequences. Each row times sgemm, forward and forward+backward in
  * turn, so that a busy machine slows all of them alike. */
 #include "cli/bench.h"
+#include "cli/bench_cuda.h"
 #include "cli/cli.h"
 #include "cli/options.h"
 
@@ -16,6 +17,9 @@ static const char usage[] =
     "  --quick         only the first rows\n"
     "  --peer          also run the PyTorch form of the operator (python3 with torch) on the same inputs\n"
     "  --peer-script F its script (default bench/peers/operator.py)\n"
+    "  --device D      cpu (default) or cuda: the operator on a GPU, at other shapes, without sgemm and "
+    "peer\n"
+    "  --precision P   with cuda: bf16 (default) or f32\n"
     "  --json          one JSON object instead of tables\n\n"
     "GFLOP/s counts the multiply-adds of docs/operator.md: per token and head 4 S D + (C+1)(D+S), C = 64, "
     "and\n"
@@ -305,9 +309,11 @@ int bench_op(int argc, char **argv)
     options o = {.script = "bench/peers/operator.py"};
     const char *threads = NULL, *repeats = NULL;
     int64_t n_threads = 0, n_repeats = 9;
+    bench_target target = {0};
     const cli_option own[] = {{"--threads", &threads, NULL},      {"--repeats", &repeats, NULL},
                               {"--peer-script", &o.script, NULL}, {"--quick", NULL, &o.quick},
-                              {"--peer", NULL, &o.peer},          {"--json", NULL, &o.json}};
+                              {"--peer", NULL, &o.peer},          {"--json", NULL, &o.json},
+                              {"--device", &target.device, NULL}, {"--precision", &target.precision, NULL}};
     cli_line line = {.verb = "bench op", .own = own, .own_count = sizeof own / sizeof own[0]};
     if (options_help_wanted(argc, argv)) {
         fputs(usage, stdout);
@@ -315,8 +321,10 @@ int bench_op(int argc, char **argv)
     }
     if (options_parse(&line, argc, argv) != CLI_OK ||
         bench_whole("bench op", "--threads", threads, 1, &n_threads) ||
-        bench_whole("bench op", "--repeats", repeats, 1, &n_repeats))
+        bench_whole("bench op", "--repeats", repeats, 1, &n_repeats) ||
+        bench_target_read("bench op", &target))
         return CLI_USAGE;
+    if (target.cuda) return bench_op_cuda(&target, (int)n_repeats, o.quick, o.json);
     o.repeats = (int)n_repeats, o.threads = n_threads ? (int)n_threads : bench_threads();
     return run(&o);
 }

@@ -1,0 +1,205 @@
+/* `blurry bench op --device cuda`: the operator on whole sequences on a GPU, by graph replays, and how time
+ * and memory grow with the length. Each shape is first checked, shortened, against the double reference. */
+#include "cli/bench_cuda.h"
+#include "cli/cli.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct row {
+    int64_t batch, length, heads, dim, modes;
+    int decay;
+} row;
+
+static const row rows[] = {
+    {4, 4096, 16, 64, 64, 0},  {4, 4096, 16, 64, 64, 1},  {4, 4096, 16, 128, 32, 0},
+    {4, 4096, 16, 128, 32, 1}, {1, 65536, 16, 64, 64, 0}, {1, 65536, 16, 64, 64, 1},
+    {32, 512, 2, 64, 64, 0},   {32, 512, 2, 64, 64, 1},
+};
+enum { ROWS = sizeof rows / sizeof rows[0], QUICK_ROWS = 2, SWEEP_FROM = 4096, SWEEP_TO = 1048576 };
+
+static blurry_attn_desc describe(const row *r, const bench_target *target)
+{
+    blurry_attn_desc d;
+    blurry_attn_desc_init(&d);
+    d.batch = r->batch, d.length = r->length, d.heads = r->heads, d.dim_k = r->dim, d.modes = r->modes;
+    d.decay = r->decay, d.dtype = target->dtype, d.device = BLURRY_DEVICE_CUDA;
+    d.state_dtype = target->state_dtype;
+    return d;
+}
+
+/* ---- the check ---- */
+
+/* All tensors of the problem in double, the results by the reference. */
+static blurry_status reference(const bench_gpu_problem *p, double *const exact[8])
+{
+    blurry_attn_desc d = p->desc;
+    d.dtype = d.state_dtype = BLURRY_F64, d.device = BLURRY_DEVICE_CPU, d.reference = 1;
+    blurry_attn_plan *plan = NULL;
+    blurry_status status = blurry_attn_plan_create(&plan, &d);
+    if (status != BLURRY_OK) return status;
+    size_t bytes = blurry_attn_forward_workspace(plan), more = blurry_attn_backward_workspace(plan);
+    if (more > bytes) bytes = more;
+    void *workspace = bench_alloc(bytes);
+    blurry_attn_forward_args f = {.q = exact[0],
+                                  .k = exact[1],
+                                  .v = exact[2],
+                                  .o = exact[4],
+                                  .workspace = workspace,
+                                  .workspace_bytes = bytes};
+    blurry_attn_backward_args b = {.q = exact[0],
+                                   .k = exact[1],
+                                   .v = exact[2],
+                                   .d_o = exact[3],
+                                   .d_q = exact[5],
+                                   .d_k = exact[6],
+                                   .d_v = exact[7],
+                                   .workspace = workspace,
+                                   .workspace_bytes = bytes};
+    status = blurry_attn_forward(plan, &f);
+    if (status == BLURRY_OK) status = blurry_attn_backward(plan, &b);
+    free(workspace);
+    blurry_attn_plan_destroy(&plan);
+    return status;
+}
+
+/* The largest relative error of o, d_q, d_k, d_v over a shorter problem of the same kind. */
+static blurry_status check(const row *r, const bench_target *target, double *worst)
+{
+    row small = *r;
+    small.batch = r->batch < 2 ? r->batch : 2, small.heads = 2;
+    small.length = r->length < 640 ? r->length : 640;
+    blurry_attn_desc d = describe(&small, target);
+    bench_gpu_problem p;
+    blurry_status status = bench_gpu_open(&p, &d, 1);
+    if (status != BLURRY_OK) return status;
+    int64_t n = small.batch * small.length * small.heads * small.dim;
+    const void *tensors[8] = {p.q, p.k, p.v, p.d_o, p.o, p.d_q, p.d_k, p.d_v};
+    float *single = bench_alloc((size_t)n * sizeof(float));
+    double *exact[8];
+    for (int i = 0; i < 8; i++) {
+        exact[i] = bench_alloc((size_t)n * sizeof(double));
+        if (i < 4 && status == BLURRY_OK) status = bench_gpu_read(single, tensors[i], n, d.dtype);
+        for (int64_t j = 0; i < 4 && j < n; j++) exact[i][j] = single[j];
+    }
+    if (status == BLURRY_OK) status = reference(&p, exact);
+    if (status == BLURRY_OK) status = bench_gpu_pass(&p, NULL);
+    if (status == BLURRY_OK) status = blurry_attn_sync(p.plan, NULL);
+    *worst = 0;
+    for (int i = 4; i < 8 && status == BLURRY_OK; i++) {
+        status = bench_gpu_read(single, tensors[i], n, d.dtype);
+        double error = bench_error(single, exact[i], n);
+        if (!(error <= *worst)) *worst = error;
+    }
+    for (int i = 0; i < 8; i++) free(exact[i]);
+    free(single);
+    bench_gpu_close(&p);
+    return status;
+}
+
+/* ---- rows ---- */
+
+static blurry_status time_pass(const row *r, const bench_target *target, int with_backward, int repeats,
+                               double *seconds, size_t *memory)
+{
+    blurry_attn_desc d = describe(r, target);
+    bench_gpu_problem p;
+    size_t before = 0, after = 0;
+    blurry_status status = blurry_device_memory(BLURRY_DEVICE_CUDA, &before, NULL);
+    if (status == BLURRY_OK) status = bench_gpu_open(&p, &d, with_backward);
+    if (status != BLURRY_OK) return status;
+    int64_t tokens = d.batch * d.length;
+    status = bench_gpu_time(bench_gpu_pass, &p, repeats, tokens > 200000 ? 1 : 8, seconds);
+    if (status == BLURRY_OK) status = blurry_attn_sync(p.plan, NULL);
+    if (status == BLURRY_OK) status = blurry_device_memory(BLURRY_DEVICE_CUDA, &after, NULL);
+    if (memory) *memory = before > after ? before - after : 0;
+    bench_gpu_close(&p);
+    return status;
+}
+
+static double teraflops(const row *r, const bench_target *target, double passes, double seconds)
+{
+    blurry_attn_desc d = describe(r, target);
+    d.dim_v = d.dim_k;
+    return 2e-12 * passes * bench_forward_macs(&d) / seconds;
+}
+
+static blurry_status measure(const row *r, const bench_target *target, int repeats, int json, json_t *list,
+                             int *bad)
+{
+    double error, forward, both;
+    blurry_status status = check(r, target, &error);
+    if (status == BLURRY_OK) status = time_pass(r, target, 0, repeats, &forward, NULL);
+    if (status == BLURRY_OK) status = time_pass(r, target, 1, repeats, &both, NULL);
+    if (status != BLURRY_OK) return status;
+    *bad |= !(error <= bench_tolerance(target->dtype));
+    if (!json)
+        printf("%3lld %6lld %3lld %4lld %4lld %-5s  %9.4f %7.1f  %9.4f %7.1f  %.1e\n", (long long)r->batch,
+               (long long)r->length, (long long)r->heads, (long long)r->dim, (long long)(2 * r->modes - 1),
+               r->decay ? "decay" : "none", 1e3 * forward, teraflops(r, target, 1, forward), 1e3 * both,
+               teraflops(r, target, 3, both), error);
+    fflush(stdout);
+    json_array_append_new(list, json_pack("{s:I, s:I, s:I, s:I, s:I, s:b, s:f, s:f, s:f}", "batch",
+                                          (json_int_t)r->batch, "length", (json_int_t)r->length, "heads",
+                                          (json_int_t)r->heads, "dim", (json_int_t)r->dim, "slots",
+                                          (json_int_t)(2 * r->modes - 1), "decay", r->decay, "forward_ms",
+                                          1e3 * forward, "both_ms", 1e3 * both, "error",
+                                          isfinite(error) ? error : -1.0));
+    return BLURRY_OK;
+}
+
+/* Forward for inference at growing lengths: time per token, and device memory beyond the tensors. */
+static blurry_status sweep(const bench_target *target, int repeats, int json, json_t *list)
+{
+    double first = 0;
+    if (!json)
+        printf("\nforward, B=1 H=16 D=64 S=127, decay\n%8s %10s %10s %8s  %12s %14s\n", "L", "ms", "ns/token",
+               "of first", "tensors MB", "beyond them MB");
+    for (int64_t L = SWEEP_FROM; L <= SWEEP_TO; L *= 4) {
+        row r = {1, L, 16, 64, 64, 1};
+        double seconds;
+        size_t memory;
+        blurry_status status = time_pass(&r, target, 0, repeats, &seconds, &memory);
+        if (status != BLURRY_OK) return status;
+        double tensors = 4.0 * (double)(L * 16 * 64) * (double)bench_element(target->dtype);
+        double beyond = (double)memory > tensors ? (double)memory - tensors : 0, each = seconds / (double)L;
+        if (first == 0) first = each;
+        if (!json)
+            printf("%8lld %10.4f %10.3f %8.3f  %12.1f %14.1f\n", (long long)L, 1e3 * seconds, 1e9 * each,
+                   each / first, 1e-6 * tensors, 1e-6 * beyond);
+        fflush(stdout);
+        json_array_append_new(list,
+                              json_pack("{s:I, s:f, s:f, s:f}", "length", (json_int_t)L, "forward_ms",
+                                        1e3 * seconds, "tensor_bytes", tensors, "beyond_bytes", beyond));
+    }
+    return BLURRY_OK;
+}
+
+int bench_op_cuda(const bench_target *target, int repeats, int quick, int json)
+{
+    char name[128];
+    int bad = 0;
+    blurry_status status = blurry_device_check(BLURRY_DEVICE_CUDA);
+    if (status == BLURRY_OK) status = blurry_device_name(BLURRY_DEVICE_CUDA, name, sizeof name);
+    if (status != BLURRY_OK) return cli_report(status, "bench op");
+    json_t *list = json_array(), *lengths = json_array();
+    if (!json) {
+        printf("blurry %s, operator on %s, %s, T = 2 S, medians of %d graph replays\n", blurry_version(),
+               name, bench_type_name(target->dtype), repeats);
+        printf("%3s %6s %3s %4s %4s %-5s  %9s %7s  %9s %7s  %s\n", "B", "L", "H", "D", "S", "decay", "fwd ms",
+               "TFLOP/s", "f+b ms", "TFLOP/s", "error");
+    }
+    for (int i = 0; i < (quick ? QUICK_ROWS : ROWS) && status == BLURRY_OK; i++)
+        status = measure(&rows[i], target, repeats, json, list, &bad);
+    if (status == BLURRY_OK && !quick) status = sweep(target, repeats, json, lengths);
+    json_t *root = json_pack("{s:s, s:s, s:s, s:o, s:o}", "device", name, "version", blurry_version(),
+                             "precision", bench_type_name(target->dtype), "rows", list, "lengths", lengths);
+    if (status == BLURRY_OK && json) json_dumpf(root, stdout, JSON_INDENT(1)), printf("\n");
+    json_decref(root);
+    if (status != BLURRY_OK) return cli_report(status, "bench op");
+    if (!bad) return CLI_OK;
+    fprintf(stderr, "blurry: bench op: an error is above %.0e; see above\n", bench_tolerance(target->dtype));
+    return CLI_FAILED;
+}
