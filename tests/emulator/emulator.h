@@ -267,6 +267,19 @@ static inline unsigned __umulhi(unsigned a, unsigned b)
     return (unsigned)((uint64_t)a * b >> 32);
 }
 
+static inline uint64_t __umul64hi(uint64_t a, uint64_t b)
+{
+    return (uint64_t)((unsigned __int128)a * b >> 64);
+}
+static inline float sinpif(float x)
+{
+    return (float)sin(3.14159265358979323846 * (double)x);
+}
+static inline float cospif(float x)
+{
+    return (float)cos(3.14159265358979323846 * (double)x);
+}
+
 /* Integer counters only: floating-point atomics are not deterministic and not used. */
 template <typename T> static inline T atomicAdd(T *p, T x)
 {

@@ -108,10 +108,9 @@ static __device__ inline void weigh_ring(const bla_step_cuda_shape &s, const tok
     const int columns = s.S <= STEP_THREADS / 2 ? STEP_THREADS / 2 : (int)STEP_THREADS;
     const int turn = (int)threadIdx.x / columns, turns = STEP_THREADS / columns;
     for (int j = (int)threadIdx.x % columns; j < s.S; j += columns) {
-#pragma unroll 4
         for (int age = turn; age < now.held; age += turns)
             m.phi[age * s.S + j] = token_weight(places[age], m.wave, s.S, j);
-        if (turn == 0) m.missed[j] = (unsigned char)block_missed(s, j / s.block, now.at, now.held);
+        if (turn == 0) m.missed[j] = (unsigned char)block_missed(s, block_of(s, j), now.at, now.held, true);
     }
 }
 
@@ -119,14 +118,14 @@ static __device__ inline void score_ring(const bla_step_cuda_shape &s, const ste
                                          const step_shared &m, int group)
 {
     const int lane = (int)threadIdx.x % 32;
-    for (int n = (int)threadIdx.x / 32; n < group * now.held; n += STEP_WARPS) {
-        int g = n / now.held, age = n - g * now.held;
-        const float *q = m.q + g * s.Dk, *k = m.ring_k + ring_row(s, now, age) * s.row_k;
-        float sum = 0.0f;
-        for (int c = lane; c < s.Dk; c += 32) sum = fmaf(q[c], k[c], sum);
-        sum = warp_sum(sum);
-        if (lane == 0) m.scores[g * s.fold + age] = sum;
-    }
+    for (int g = 0; g < group; g++)
+        for (int age = (int)threadIdx.x / 32; age < now.held; age += STEP_WARPS) {
+            const float *q = m.q + g * s.Dk, *k = m.ring_k + ring_row(s, now, age) * s.row_k;
+            float sum = 0.0f;
+            for (int c = lane; c < s.Dk; c += 32) sum = fmaf(q[c], k[c], sum);
+            sum = warp_sum(sum);
+            if (lane == 0) m.scores[g * s.fold + age] = sum;
+        }
 }
 
 static __device__ inline void keep_token(const bla_step_cuda_shape &s, char *state, int kv, int at,
@@ -165,19 +164,20 @@ static __device__ inline void add_ring(const bla_step_cuda_shape &s, const step_
 static __device__ inline void write_output(const bla_step_cuda_shape &s, const step_io &io, int64_t b, int kv,
                                            int group, int width, const step_shared &m, int first, int count)
 {
-    for (int n = (int)threadIdx.x; n < count * s.Dv; n += STEP_THREADS) {
-        int i = n / s.Dv, c = n - i * s.Dv;
+    const int c = (int)threadIdx.x % (STEP_THREADS / 2), half = (int)threadIdx.x / (STEP_THREADS / 2);
+    for (int i = half; i < count && c < s.Dv; i += 2) { /* widths are at most half the threads */
         float sum = 0.0f;
 #pragma unroll
         for (int w = 0; w < STEP_WARPS; w++) sum += m.partial[(i * STEP_WARPS + w) * width + c];
-        store_token_element(io.o, (b * s.H + kv * group + first) * s.Dv + n, s.token_bf16, sum);
+        store_token_element(io.o, (b * s.H + kv * group + first + i) * s.Dv + c, s.token_bf16, sum);
     }
 }
 
 /* ---- the kernel; MANY: the rows do not fit the registers and come in turns ---- */
 template <typename E, int LANES, int ROWS, bool MANY>
 __global__ void __launch_bounds__(STEP_THREADS, 2)
-    step_kernel(bla_step_cuda_shape s, bla_step_cuda_states states, step_io io)
+    step_kernel(const __grid_constant__ bla_step_cuda_shape s, bla_step_cuda_states states,
+                int64_t first_state, step_io io)
 {
     typedef step_rows<E, LANES, ROWS> rows;
     enum { N = rows::N, WIDTH = LANES * N };
@@ -185,8 +185,8 @@ __global__ void __launch_bounds__(STEP_THREADS, 2)
     __shared__ token_place places[BLA_STEP_CUDA_FOLD];
     __shared__ int usable;
     const step_shared m = step_carve(s, WIDTH, memory);
-    const int b32 = (int)blockIdx.x / s.Hkv, kv = (int)blockIdx.x - b32 * s.Hkv, group = s.H / s.Hkv;
-    const int64_t b = b32;
+    const int kv = (int)blockIdx.x, group = s.group;
+    const int64_t b = first_state + (int64_t)blockIdx.y;
     const int tid = (int)threadIdx.x, warp = tid / 32, lane = tid % 32;
     char *state = state_at(s, states, b);
     bla_state_header *header = (bla_state_header *)(void *)state;
@@ -194,13 +194,13 @@ __global__ void __launch_bounds__(STEP_THREADS, 2)
     E *slots_v = (E *)(void *)(state + s.v) + (int64_t)kv * s.S * s.row_v;
 
     const int64_t position = __ldcg(&header->position), empty_at = __ldcg(&header->empty_at);
-    const double T = s.period[kv];
+    const bla_step_head head = s.heads[kv];
     const step_staged staged = stage_begin(s, io, state, b, kv, group, m);
     rows k, v;
     if (!MANY) k.load(slots_k, s.S, s.row_k, 0), v.load(slots_v, s.S, s.row_v, 0);
     const step_moment now = step_now(s, position, empty_at);
     if (warp == STEP_WARPS - 1) {
-        if (lane < now.held) places[lane] = place_token(s.S, T, now.t - lane);
+        if (lane < now.held) places[lane] = place_token(s, head, now.t - lane);
         if (lane == 0) usable = state_usable(s, *header) && now.t < BLA_POSITION_MAX;
     }
     stage_end(s, io, state, b, kv, group, m, staged);
@@ -220,12 +220,11 @@ __global__ void __launch_bounds__(STEP_THREADS, 2)
     __syncthreads();
     for (int first = 0; first < s.S; first += rows::ALL) {
         if (MANY) k.load(slots_k, s.S, s.row_k, first);
-        k.bring_up_to_date(s, now, m.phi, m.ring_k, slots_k, s.row_k, first);
         for (int g = 0; g < group; g++) k.dots(m.q + g * s.Dk, s.Dk, s.S, first, m.weights + g * s.S);
+        k.bring_up_to_date(s, now, m.phi, m.ring_k, slots_k, s.row_k, first);
     }
-    if (!MANY) v.bring_up_to_date(s, now, m.phi, m.ring_v, slots_v, s.row_v, 0);
     __syncthreads();
-    step_weigh(s, m, now, T, group);
+    step_weigh(s, m, now, now.t >= head.all_visible ? NULL : s.visible + kv * s.S, group);
     __syncthreads();
     for (int tile = 0; tile < group; tile += STEP_TILE) {
         int count = min((int)STEP_TILE, group - tile);
@@ -235,9 +234,9 @@ __global__ void __launch_bounds__(STEP_THREADS, 2)
             for (int e = 0; e < N; e++) sum[e] = 0.0f;
             for (int first = 0; first < s.S; first += rows::ALL) {
                 if (MANY) v.load(slots_v, s.S, s.row_v, first);
-                if (MANY && tile + i == 0)
-                    v.bring_up_to_date(s, now, m.phi, m.ring_v, slots_v, s.row_v, first);
                 v.add(m.weights + (tile + i) * s.S, s.S, first, sum);
+                if (tile + i == group - 1)
+                    v.bring_up_to_date(s, now, m.phi, m.ring_v, slots_v, s.row_v, first);
             }
             add_ring<LANES, N>(s, now, m, tile + i, sum);
 #pragma unroll
@@ -263,16 +262,19 @@ template <typename E, int LANES>
 static void launch(const bla_step_cuda_shape &s, const bla_step_cuda_states &states, const step_io &io,
                    cudaStream_t stream)
 {
+    enum { MOST = 32768 }; /* states of a launch: the grid's second side ends at 65535 */
     const int width = LANES * row_vector<E>::N, turn = STEP_WARPS * 32 / LANES;
     size_t bytes = step_carve(s, width, NULL).bytes;
-    dim3 grid((unsigned)(states.count * s.Hkv));
     /* few rows are worth a kernel of their own where many fit a turn */
-    if (LANES == 8 && s.S <= 4 * turn)
-        cuda_launch(step_kernel<E, 8, 4, false>, grid, dim3(STEP_THREADS), bytes, stream, s, states, io);
-    else if (s.S <= 8 * turn)
-        cuda_launch(step_kernel<E, LANES, 8, false>, grid, dim3(STEP_THREADS), bytes, stream, s, states, io);
-    else
-        cuda_launch(step_kernel<E, LANES, 8, true>, grid, dim3(STEP_THREADS), bytes, stream, s, states, io);
+    void (*kernel)(const bla_step_cuda_shape, bla_step_cuda_states, int64_t, step_io) =
+        LANES == 8 && s.S <= 4 * turn ? step_kernel<E, 8, 4, false>
+        : s.S <= 8 * turn             ? step_kernel<E, LANES, 8, false>
+                                      : step_kernel<E, LANES, 8, true>;
+    for (int64_t first = 0; first < states.count; first += MOST) {
+        unsigned count = (unsigned)(states.count - first < MOST ? states.count - first : (int64_t)MOST);
+        cuda_launch(kernel, dim3((unsigned)s.Hkv, count), dim3(STEP_THREADS), bytes, stream, s, states, first,
+                    io);
+    }
 }
 
 static int lanes_of(const bla_step_cuda_shape &s)

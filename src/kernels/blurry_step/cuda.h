@@ -17,15 +17,27 @@ extern "C" {
 /* Widest head, and the most tokens of a ring: their weights lie in shared memory. */
 enum { BLA_STEP_CUDA_WIDTH = 128, BLA_STEP_CUDA_FOLD = 32 };
 
+/* A key/value head's period T. turn_hi, turn_lo: 2^128 / T, rounded down, its high and low word, so that t /
+ * T modulo 1 is two integer products, as exact at t = 2^53 as at 0. */
+typedef struct bla_step_head {
+    uint64_t turn_hi, turn_lo;
+    int64_t all_visible; /* the position from which every slot is visible */
+} bla_step_head;
+
 typedef struct bla_step_cuda_shape {
     int H, Hkv, Dk, Dv, S, fold, block, n_blocks;
-    int row_k, row_v; /* elements between rows, in slots and rings */
+    int group;                               /* queries of a key/value head */
+    float per_block, per_slot;               /* 1 / block, 1 / S */
+    signed char due[BLA_STEP_CUDA_FOLD];     /* block brought up to date at t mod fold, or -1 */
+    unsigned char phase[BLA_STEP_CUDA_FOLD]; /* the other way round */
+    int row_k, row_v;                        /* elements between rows, in slots and rings */
     int decay, relative;
     int state_bf16, token_bf16;
     float scale;
     uint64_t fingerprint;
     int64_t state_bytes, k, v, ring_k, ring_v; /* bytes from the start of a state */
-    const double *period;                      /* [Hkv], device memory, as the next two */
+    const bla_step_head *heads;                /* [Hkv], device memory, as the next three */
+    const int64_t *visible;                    /* [Hkv, S] first position */
     const float *wave;                         /* [S, 2] (-1)^d (cos, sin)(pi d / S) */
     int *refused;
 } bla_step_cuda_shape;
@@ -44,7 +56,8 @@ typedef struct bla_step_cuda_slots {
 } bla_step_cuda_slots;
 
 typedef struct bla_step_cuda {
-    /* Makes period, wave and refused on the device; the rest of the shape is given. */
+    /* Makes what a shape derives from its sizes, and its tables on the device; sizes, layout and fingerprint
+     * are given. */
     blurry_status (*open)(bla_step_cuda_shape *shape, const double *period);
     void (*close)(bla_step_cuda_shape *shape);
     /* One token each: q [count, H, Dk], k [count, Hkv, Dk], v [count, Hkv, Dv], o [count, H, Dv]. */

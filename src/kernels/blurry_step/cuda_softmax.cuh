@@ -4,20 +4,21 @@
 #define BLURRY_KERNELS_BLURRY_STEP_CUDA_SOFTMAX_CUH
 #include "kernels/blurry_step/cuda_step.cuh"
 
-/* A warp's next 32 slots: query g, slot j of this lane (it may lie beyond the last). */
+/* Walks over a warp's pieces of 32 slots: query g, slot j of this lane (it may lie beyond the last). */
 struct step_item {
-    int item, g, j, parts;
-    __device__ inline step_item(int S) : item((int)threadIdx.x / 32), parts(step_parts(S)) { place(); }
+    int g, part, parts, j;
+    __device__ inline step_item(int S) : g(0), part((int)threadIdx.x / 32), parts(step_parts(S)) { place(); }
     __device__ inline void next()
     {
-        item += STEP_WARPS;
+        part += STEP_WARPS;
         place();
     }
     __device__ inline void place()
     {
-        g = item / parts;
-        j = (item - g * parts) * 32 + (int)threadIdx.x % 32;
+        while (part >= parts) part -= parts, g++;
+        j = part * 32 + (int)threadIdx.x % 32;
     }
+    __device__ inline int item() const { return g * parts + part; }
 };
 
 /* What each block missed is applied to its logits, oldest first. */
@@ -52,16 +53,17 @@ static __device__ inline void step_mix(const bla_step_cuda_shape &s, const step_
     __syncthreads();
 }
 
-/* Exponentials against the top of their 32 slots; tops and sums for all to see. */
+/* Exponentials against the top of their 32 slots; tops and sums for all to see. visible [S]; NULL:
+ * all are. */
 static __device__ inline void step_exponentials(const bla_step_cuda_shape &s, const step_shared &m, int64_t t,
-                                                double T, int group)
+                                                const int64_t *visible, int group)
 {
     for (step_item x(s.S); x.g < group; x.next()) {
         float l = -INFINITY;
-        if (x.j < s.S && slot_visible(s.S, T, x.j, t)) l = s.scale * m.weights[x.g * s.S + x.j];
+        if (x.j < s.S && (!visible || t >= visible[x.j])) l = s.scale * m.weights[x.g * s.S + x.j];
         float top = warp_max(l), e = l == -INFINITY ? 0.0f : __expf(l - top), sum = warp_sum(e);
         if (x.j < s.S) m.weights[x.g * s.S + x.j] = e;
-        if (threadIdx.x % 32 == 0) m.stats[x.item] = make_float2(top, sum);
+        if (threadIdx.x % 32 == 0) m.stats[x.item()] = make_float2(top, sum);
     }
 }
 
@@ -72,7 +74,7 @@ static __device__ inline void step_normalise(const bla_step_cuda_shape &s, const
         float top = stats[0].x, sum = 0.0f; /* slot 0 is always visible */
         for (int i = 1; i < x.parts; i++) top = fmaxf(top, stats[i].x);
         for (int i = 0; i < x.parts; i++) sum += stats[i].y * __expf(stats[i].x - top);
-        float share = __fdividef(__expf(m.stats[x.item].x - top), sum);
+        float share = __fdividef(__expf(m.stats[x.item()].x - top), sum);
         if (x.j < s.S) m.weights[x.g * s.S + x.j] *= share;
     }
 }
@@ -97,7 +99,7 @@ static __device__ inline void step_split(const bla_step_cuda_shape &s, const ste
             int which;
             float sum = sum_many<TOGETHER, 32>(part, &which);
             if (threadIdx.x % (32 / TOGETHER) == 0 && first + which < held)
-                m.ring_part[x.item * s.fold + first + which] = sum;
+                m.ring_part[x.item() * s.fold + first + which] = sum;
         }
         if (there) m.weights[x.g * s.S + x.j] = w;
     }
@@ -105,11 +107,11 @@ static __device__ inline void step_split(const bla_step_cuda_shape &s, const ste
 
 /* All of it; barriers before and after are the caller's. */
 static __device__ inline void step_weigh(const bla_step_cuda_shape &s, const step_shared &m,
-                                         const step_moment &now, double T, int group)
+                                         const step_moment &now, const int64_t *visible, int group)
 {
     step_pending(s, m, group);
     if (s.relative) step_mix(s, m, group);
-    step_exponentials(s, m, now.t, T, group);
+    step_exponentials(s, m, now.t, visible, group);
     __syncthreads();
     step_normalise(s, m, group);
     if (s.relative) step_mix(s, m, group);

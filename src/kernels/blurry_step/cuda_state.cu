@@ -1,10 +1,15 @@
 /* States on CUDA beside the step: slots with everything pending taken in, states made from slots, and the
  * table of functions with their device memory. */
 extern "C" {
+#include "base/dirichlet.h"
 #include "base/status.h"
 }
 #include "kernels/blurry_step/cuda_host.h"
 #include "kernels/blurry_step/cuda_weights.cuh"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
 
 enum { THREADS = 256, COUNTS = 256 };
 
@@ -18,7 +23,7 @@ static __device__ void settle_rows(const bla_step_cuda_shape &s, const E *slots,
     for (int n = (int)threadIdx.x; n < s.S * D; n += THREADS) {
         int j = n / D, c = n - j * D;
         float x = from_bf16(slots[(int64_t)j * row + c]);
-        for (int age = block_missed(s, j / s.block, at, held) - 1; age >= 0; age--) {
+        for (int age = block_missed(s, block_of(s, j), at, held, false) - 1; age >= 0; age--) {
             int u = at - age;
             float w = phi[age * s.S + j],
                   token = token_element(ring, (int64_t)(u < 0 ? u + s.fold : u) * row + c, s.token_bf16);
@@ -44,8 +49,7 @@ __global__ void __launch_bounds__(THREADS)
     const int at = held > 0 ? (int)((uint64_t)newest % (unsigned)s.fold) : 0;
     if (threadIdx.x == 0 && kv == 0 && positions) positions[b] = usable ? h.position : 0;
     if (threadIdx.x == 0 && !usable) *s.refused = 1;
-    if ((int)threadIdx.x < held)
-        places[threadIdx.x] = place_token(s.S, s.period[kv], newest - (int)threadIdx.x);
+    if ((int)threadIdx.x < held) places[threadIdx.x] = place_token(s, s.heads[kv], newest - (int)threadIdx.x);
     __syncthreads();
     const float2 *wave = (const float2 *)(const void *)s.wave;
     for (int n = (int)threadIdx.x; n < held * s.S; n += THREADS)
@@ -195,39 +199,78 @@ static blurry_status check_shape(const bla_step_cuda_shape *s)
     return BLURRY_OK;
 }
 
-/* One piece of device memory: periods, waves, the flag. */
-static blurry_status open(bla_step_cuda_shape *s, const double *period)
+/* 2^128 / T, rounded down and modulo 2^128: T = m 2^e is divided bit by bit. */
+static void turns(double T, bla_step_head *head)
 {
-    STATUS_TRY(check_shape(s));
-    const size_t periods = sizeof(double) * (size_t)s->Hkv, waves = 2 * sizeof(float) * (size_t)s->S;
-    char *memory = NULL;
-    STATUS_TRY(fail(cudaMalloc((void **)&memory, periods + waves + sizeof(int)), "a plan's tables"));
-    float *wave = (float *)malloc(waves);
-    if (!wave) {
-        (void)cudaFree(memory);
-        return status_fail(BLURRY_E_MEMORY, "no memory for %zu bytes of a plan's tables", waves);
+    int e;
+    uint64_t m = (uint64_t)ldexp(frexp(T, &e), 53), rest = 0, hi = 0, lo = 0;
+    e -= 53;
+    for (int bit = 128 - e; bit >= 0; bit--) { /* the dividend 2^(128 - e), from its first bit on */
+        rest = rest << 1 | (bit == 128 - e);
+        hi = hi << 1 | lo >> 63, lo <<= 1;
+        if (rest >= m) rest -= m, lo |= 1;
+    }
+    head->turn_hi = hi, head->turn_lo = lo;
+}
+
+static void derive(bla_step_cuda_shape *s)
+{
+    s->group = s->H / s->Hkv;
+    s->per_block = 1.0f / (float)s->block, s->per_slot = 1.0f / (float)s->S;
+    memset(s->due, -1, sizeof s->due);
+    for (int r = 0; r < s->n_blocks; r++) {
+        s->phase[r] = (unsigned char)(r * s->fold / s->n_blocks);
+        s->due[s->phase[r]] = (signed char)r;
+    }
+}
+
+/* Host memory laid out as on the device: heads [Hkv], visible [Hkv, S], waves [S, 2], the flag. */
+static void fill_tables(const bla_step_cuda_shape *s, const double *period, bla_step_head *heads,
+                        int64_t *visible, float *wave)
+{
+    for (int h = 0; h < s->Hkv; h++) {
+        turns(period[h], &heads[h]);
+        for (int j = 0; j < s->S; j++) visible[h * s->S + j] = dirichlet_visible_from(s->S, period[h], j);
+        heads[h].all_visible = visible[(h + 1) * s->S - 1];
     }
     for (int n = 0; n < s->S; n++) {
         int d = n > (s->S - 1) / 2 ? n - s->S : n; /* the accurate one of two equal angles */
         double angle = 3.14159265358979323846 * d / s->S, sign = d & 1 ? -1.0 : 1.0;
         wave[2 * n] = (float)(sign * cos(angle)), wave[2 * n + 1] = (float)(sign * sin(angle));
     }
-    s->period = (const double *)(const void *)memory;
-    s->wave = (const float *)(const void *)(memory + periods);
-    s->refused = (int *)(void *)(memory + periods + waves);
-    blurry_status status =
-        fail(cudaMemcpy(memory, period, periods, cudaMemcpyHostToDevice), "a plan's tables");
+}
+
+static blurry_status open(bla_step_cuda_shape *s, const double *period)
+{
+    derive(s);
+    STATUS_TRY(check_shape(s));
+    const size_t heads = sizeof(bla_step_head) * (size_t)s->Hkv;
+    const size_t visible = sizeof(int64_t) * (size_t)s->Hkv * (size_t)s->S,
+                 waves = 2 * sizeof(float) * (size_t)s->S;
+    const size_t bytes = heads + visible + waves + sizeof(int);
+    char *host = (char *)calloc(1, bytes), *memory = NULL;
+    if (!host) return status_fail(BLURRY_E_MEMORY, "no memory for %zu bytes of a plan's tables", bytes);
+    fill_tables(s, period, (bla_step_head *)(void *)host, (int64_t *)(void *)(host + heads),
+                (float *)(void *)(host + heads + visible));
+    blurry_status status = fail(cudaMalloc((void **)&memory, bytes), "a plan's tables");
     if (status == BLURRY_OK)
-        status = fail(cudaMemcpy(memory + periods, wave, waves, cudaMemcpyHostToDevice), "a plan's tables");
-    if (status == BLURRY_OK) status = fail(cudaMemset(s->refused, 0, sizeof(int)), "a plan's tables");
-    free(wave);
-    return status;
+        status = fail(cudaMemcpy(memory, host, bytes, cudaMemcpyHostToDevice), "a plan's tables");
+    free(host);
+    if (status != BLURRY_OK) {
+        (void)cudaFree(memory);
+        return status;
+    }
+    s->heads = (const bla_step_head *)(const void *)memory;
+    s->visible = (const int64_t *)(const void *)(memory + heads);
+    s->wave = (const float *)(const void *)(memory + heads + visible);
+    s->refused = (int *)(void *)(memory + heads + visible + waves);
+    return BLURRY_OK;
 }
 
 static void close(bla_step_cuda_shape *s)
 {
-    (void)cudaFree((void *)(uintptr_t)s->period);
-    s->period = NULL;
+    (void)cudaFree((void *)(uintptr_t)s->heads);
+    s->heads = NULL;
 }
 
 static blurry_status sync(const bla_step_cuda_shape *s, blurry_stream stream)

@@ -3,9 +3,9 @@
  *
  * One block serves one sequence and key/value head. All its loads are issued first, before anything that
  * depends on the position: the 65 KB of a head (S = 127, D = 64, float) are then under way at once, in
- * registers, while the weights of the ring's tokens are made. After that the passes of
- * kernels/blurry_step/simd.c: rows of the due block are brought up to date and stored, logits, what other
- * blocks miss applied to the logits, softmax, the same backwards, V. */
+ * registers, while the weights of the ring's tokens are made. Then, as in
+ * kernels/blurry_step/simd.c: logits, what the rows lack applied to the logits, softmax, the same backwards,
+ * V; rows of the due block are brought up to date and stored beside that, and read as they were. */
 #ifndef BLURRY_KERNELS_BLURRY_STEP_CUDA_STEP_CUH
 #define BLURRY_KERNELS_BLURRY_STEP_CUDA_STEP_CUH
 #include "kernels/blurry_step/cuda_weights.cuh"
@@ -31,7 +31,7 @@ struct step_shared {
     float *scores;         /* [group, fold] <q, k_u> by age */
     float2 *stats;         /* [group, parts] top and sum of 32 slots' exponentials */
     float *ring_part;      /* [group, parts, fold] what 32 slots give to the weight of v_u */
-    unsigned char *missed; /* [S] tokens that the slot's row lacks after this step */
+    unsigned char *missed; /* [S] tokens that the slot's row lacks */
     size_t bytes;
 };
 
@@ -42,7 +42,7 @@ static __host__ __device__ inline int step_parts(int S)
 
 static __host__ __device__ inline step_shared step_carve(const bla_step_cuda_shape &s, int width, char *base)
 {
-    int group = s.H / s.Hkv, parts = step_parts(s.S);
+    int group = s.group, parts = step_parts(s.S);
     step_shared m;
     size_t at = 0;
 #define CARVE(field, type, count)                                                                            \
@@ -81,11 +81,9 @@ static __device__ inline step_moment step_now(const bla_step_cuda_shape &s, int6
     m.held = (int)(seen < s.fold ? seen : s.fold);
     m.at =
         (int)(position >> 32 ? (uint64_t)position % (unsigned)s.fold : (uint32_t)position % (unsigned)s.fold);
-    /* block r is due where r * fold / n_blocks, rounded down, is `at` */
-    int r = (m.at * s.n_blocks + s.fold - 1) / s.fold;
-    bool due = r < s.n_blocks && r * s.fold < (m.at + 1) * s.n_blocks;
-    m.due_from = due ? r * s.block : 0;
-    m.due_end = due ? min(m.due_from + s.block, s.S) : 0;
+    int r = s.due[m.at];
+    m.due_from = r < 0 ? 0 : r * s.block;
+    m.due_end = r < 0 ? 0 : min(m.due_from + s.block, s.S);
     return m;
 }
 
@@ -150,29 +148,33 @@ template <typename E, int LANES, int ROWS> struct step_rows {
                 x[i].raw = __ldcg((const uint4 *)(const void *)(from + (int64_t)i * PER_TURN * stride));
         }
     }
-    /* Rows of the due block take in what they missed, newest first, and are stored. */
+    /* Rows of the due block take in what they lack, newest first, and are stored; here they stay as they
+     * were. */
     __device__ inline void bring_up_to_date(const bla_step_cuda_shape &s, const step_moment &m,
                                             const float *phi, const float *ring, E *slots, int stride,
-                                            int first)
+                                            int first) const
     {
-        const int c = column();
+        const int c = column(), mine = row(first, 0);
+        if (c >= stride) return;
+        for (int i = max(0, (m.due_from - mine + PER_TURN - 1) / PER_TURN), j = mine + i * PER_TURN;
+             i < ROWS && j < m.due_end; i++, j += PER_TURN) {
+            row_vector<E> kept = x[0]; /* x[i], but registers have no index */
 #pragma unroll
-        for (int i = 0; i < ROWS; i++) {
-            const int j = row(first, i);
-            if (j < m.due_from || j >= m.due_end || c >= stride) continue;
+            for (int n = 1; n < ROWS; n++)
+                if (n == i) kept = x[n];
             float old[N], sum[N], rest = 1.0f;
-            x[i].unpack(old);
+            kept.unpack(old);
 #pragma unroll
             for (int e = 0; e < N; e++) sum[e] = 0.0f;
-#pragma unroll 4
+#pragma unroll 2
             for (int age = 0; age < m.held; age++) {
                 const float4 *token = (const float4 *)(const void *)(ring + ring_row(s, m, age) * stride + c);
                 float w = phi[age * s.S + j], take = rest * w;
 #pragma unroll
                 for (int e = 0; e < N / 4; e++) {
                     float4 y = token[e];
-                    sum[4 * e] = fmaf(take, y.x, sum[4 * e]),
-                            sum[4 * e + 1] = fmaf(take, y.y, sum[4 * e + 1]);
+                    sum[4 * e] = fmaf(take, y.x, sum[4 * e]);
+                    sum[4 * e + 1] = fmaf(take, y.y, sum[4 * e + 1]);
                     sum[4 * e + 2] = fmaf(take, y.z, sum[4 * e + 2]);
                     sum[4 * e + 3] = fmaf(take, y.w, sum[4 * e + 3]);
                 }
@@ -180,8 +182,8 @@ template <typename E, int LANES, int ROWS> struct step_rows {
             }
 #pragma unroll
             for (int e = 0; e < N; e++) old[e] = fmaf(rest, old[e], sum[e]);
-            x[i].pack(old); /* what is read below is what was kept */
-            *(uint4 *)(void *)(slots + (int64_t)j * stride + c) = x[i].raw;
+            kept.pack(old);
+            *(uint4 *)(void *)(slots + (int64_t)j * stride + c) = kept.raw;
         }
     }
     /* weights [S] = <q, row>, q [width] */

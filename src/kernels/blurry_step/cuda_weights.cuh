@@ -3,7 +3,7 @@
  * A token at position t stands f slots beside slot n, |f| <= 1/2 (base/dirichlet.c). Its weight for slot j is
  *     phi_j = sin(pi f)/S / ((-1)^d sin(pi (f + d) / S)),  d = n - j,
  * and the sum formula makes the sine from sin, cos (pi f / S) and a table of (-1)^d (cos, sin)(pi d / S),
- * which has period S in d because S is odd. f is found in double, from an exact remainder. */
+ * which has period S in d because S is odd. n and f come from t / T modulo 1 in 64-bit fixed point. */
 #ifndef BLURRY_KERNELS_BLURRY_STEP_CUDA_WEIGHTS_CUH
 #define BLURRY_KERNELS_BLURRY_STEP_CUDA_WEIGHTS_CUH
 #include "kernels/blurry_step/cuda.h"
@@ -14,34 +14,19 @@ struct token_place {
     float height, sine, cosine; /* sin(pi f)/S, sin(pi f/S), cos(pi f/S) */
 };
 
-/* t mod T. t = n T + r with n the rounded-down quotient, or one too many or too few where the quotient was
- * rounded across a whole number: r is a multiple of T's last place and below 2 T, so the fused product and
- * the correction are exact. */
-static __device__ inline double exact_remainder(double t, double T)
+static __device__ inline token_place place_token(const bla_step_cuda_shape &s, const bla_step_head &head,
+                                                 int64_t t)
 {
-    double r = fma(-floor(t / T), T, t);
-    if (r < 0) r += T;
-    return r >= T ? r - T : r;
-}
-
-static __device__ inline token_place place_token(int S, double T, int64_t t)
-{
-    const int64_t early = 1 << 21; /* as base/dirichlet.c rounds there */
-    double at = (double)t, tau;
-    if (t < early && T != rint(T)) {
-        double turns = at / T;
-        tau = (turns - floor(turns)) * (double)S;
-    } else {
-        tau = exact_remainder(at, T) * (double)S / T;
-    }
-    double nearest = rint(tau), f = tau - nearest, sine, cosine, slot_sine, slot_cosine;
-    sincospi(f, &sine, &cosine);
-    sincospi(f / (double)S, &slot_sine, &slot_cosine);
+    const uint64_t turn =
+        (uint64_t)t * head.turn_hi + __umul64hi((uint64_t)t, head.turn_lo); /* 2^64 is one */
+    const int64_t beside = (int64_t)(turn * (uint64_t)s.S);                 /* 2^64 is one slot */
+    int slot = (int)__umul64hi(turn, (uint64_t)s.S) + (beside < 0 ? 1 : 0);
+    const float f = (float)beside * 0x1p-64f;
     token_place p;
-    p.slot = (int)nearest == S ? 0 : (int)nearest;
-    p.height = (float)(sine / (double)S);
-    p.sine = (float)slot_sine;
-    p.cosine = (float)slot_cosine;
+    p.slot = slot == s.S ? 0 : slot;
+    p.height = sinpif(f) * s.per_slot;
+    p.sine = sinpif(f * s.per_slot);
+    p.cosine = cospif(f * s.per_slot);
     return p;
 }
 
@@ -50,15 +35,8 @@ static __device__ inline float token_weight(const token_place &p, const float2 *
     int d = p.slot - j;
     d += d < 0 ? S : 0;
     float2 w = wave[d];
-    if (d == 0 && fabsf(p.sine) < 1e-18f) return 1.0f; /* on the slot's centre */
+    if (d == 0 && fabsf(p.sine) < 1e-12f) return 1.0f; /* on the slot's centre */
     return __fdividef(p.height, fmaf(p.sine, w.x, p.cosine * w.y));
-}
-
-/* Whether slot j is visible at t; the order of operations decides ties (base/dirichlet.c). From t = T on all
- * are. */
-static __device__ inline bool slot_visible(int S, double T, int j, int64_t t)
-{
-    return (double)t >= T || (double)t >= rint((double)j / (double)S * T);
 }
 
 /* ---- 16 bytes of a row ---- */
@@ -127,16 +105,18 @@ static __device__ inline bool state_usable(const bla_step_cuda_shape &s, const b
            h.checksum == bla_state_checksum(h.fingerprint, h.position, h.empty_at);
 }
 
-/* t mod fold at which block r is brought up to date, and how many tokens it misses when token t, the newest,
- * is `held` tokens after the last time nothing was pending (blurry_step.h). */
-static __device__ inline int block_phase(const bla_step_cuda_shape &s, int r)
+/* The block of slot j. */
+static __device__ inline int block_of(const bla_step_cuda_shape &s, int j)
 {
-    return (int)((unsigned)r * (unsigned)s.fold / (unsigned)s.n_blocks);
+    return (int)(((float)j + 0.5f) * s.per_block);
 }
-static __device__ inline int block_missed(const bla_step_cuda_shape &s, int r, int at, int held)
+
+/* Tokens that the rows of block r lack, the newest at ring index `at`, `held` of them in the ring
+ * (blurry_step.h). A block that is due now has lacked all of them before, none after. */
+static __device__ inline int block_missed(const bla_step_cuda_shape &s, int r, int at, int held, bool before)
 {
-    int since = at - block_phase(s, r);
-    since += since < 0 ? s.fold : 0;
+    int since = at - s.phase[r];
+    since += since < (before ? 1 : 0) ? s.fold : 0;
     return since < held ? since : held;
 }
 
