@@ -74,7 +74,8 @@ typedef struct blurry_step {
 BLURRY_API blurry_status blurry_trainer_create(const blurry_settings *settings, blurry_trainer **trainer);
 /* Frees and sets *trainer to NULL. */
 BLURRY_API void blurry_trainer_destroy(blurry_trainer **trainer);
-/* One optimiser step. After BLURRY_E_NUMERIC the weights are those before the step. */
+/* One optimiser step. After BLURRY_E_NUMERIC the weights are those before the step. With `report` NULL a GPU
+ * is not waited for: what such a step found is told by the next one with a report, or by an evaluation. */
 BLURRY_API blurry_status blurry_trainer_step(blurry_trainer *trainer, blurry_step *report);
 /* `split` is "val" or "test". */
 BLURRY_API blurry_status blurry_trainer_evaluate(blurry_trainer *trainer, const char *split,

@@ -207,6 +207,11 @@ static void cuda_graph_destroy(device_graph **graph)
     *graph = NULL;
 }
 
+static void cuda_mqar(device *dev, const mqar_args *a)
+{
+    mqar_cuda(&dev->run, a);
+}
+
 /* ---- opening and closing ---- */
 static void cuda_close(device *dev)
 {
@@ -222,8 +227,9 @@ static void cuda_close(device *dev)
 }
 
 static const device_backend cuda_backend = {
-    cuda_close, cuda_alloc, cuda_release,       cuda_upload,      cuda_download,  cuda_copy,
-    cuda_zero,  cuda_wait,  cuda_capture_begin, cuda_capture_end, cuda_graph_run, cuda_graph_destroy};
+    cuda_close,     cuda_alloc,         cuda_release, cuda_upload,        cuda_download,
+    cuda_copy,      cuda_zero,          cuda_wait,    cuda_capture_begin, cuda_capture_end,
+    cuda_graph_run, cuda_graph_destroy, cuda_mqar};
 
 __global__ void probe_kernel(int *seen)
 {

@@ -180,6 +180,16 @@ blurry_status device_sync(device *dev)
     return failure == BLURRY_OK ? BLURRY_OK : status_fail(failure, "%s", dev->message);
 }
 
+int device_makes_mqar(const device *dev)
+{
+    return dev->backend->mqar != NULL;
+}
+
+void device_mqar(device *dev, const mqar_args *a)
+{
+    dev->backend->mqar(dev, a);
+}
+
 /* ---- graphs ---- */
 int device_records(const device *dev)
 {

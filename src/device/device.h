@@ -19,6 +19,7 @@
 #include "kernels/gemm/gemm.h"
 #include "kernels/gla/gla.h"
 #include "kernels/kernel.h"
+#include "kernels/mqar/mqar.h"
 #include "kernels/norm/norm.h"
 #include "kernels/optim/optim.h"
 #include "kernels/rope/rope.h"
@@ -57,6 +58,7 @@ typedef struct device_backend {
     blurry_status (*capture_end)(device *dev, device_graph **graph);
     blurry_status (*graph_run)(device *dev, device_graph *graph);
     void (*graph_destroy)(device_graph **graph);
+    void (*mqar)(device *dev, const mqar_args *a); /* NULL: samples are made on the host */
 } device_backend;
 
 struct device {
@@ -120,6 +122,10 @@ blurry_status device_capture_end(device *dev, device_graph **graph);
 blurry_status device_graph_run(device *dev,
                                device_graph *graph); /* in order with operations; does not wait */
 void device_graph_destroy(device *dev, device_graph **graph);
+
+/* Training batches of mqar made on the device; NULL in the backend where it cannot. */
+int device_makes_mqar(const device *dev);
+void device_mqar(device *dev, const mqar_args *a);
 
 /* Blurry attention. The plan is made for this device: type, reference and, where desc says 0, threads are
  * taken from it. */

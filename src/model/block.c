@@ -262,7 +262,7 @@ static embed_args embedding(const block_pass *p, double dropout)
                         .max_length = net->model->settings.length,
                         .position = net->carries ? net->position : NULL,
                         .dropout = dropout,
-                        .key = net->key,
+                        .key = net->scalars->key,
                         .y = net->input,
                         .d_y = net->d_stream,
                         .d_weight = parameter_gradient(net->model, at->embed),

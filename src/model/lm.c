@@ -79,7 +79,7 @@ static xent_args head_of(network *net, int64_t count, int64_t hidden_rows)
                        .target = net->targets,
                        .log_prob = net->log_prob,
                        .argmax = net->argmax,
-                       .grad_scale = net->scale,
+                       .grad_scale = &net->scalars->scale,
                        .d_hidden = net->d_normed,
                        .d_weight = parameter_gradient(model, head)};
 }
@@ -160,9 +160,21 @@ blurry_status blurry_model_evaluate(blurry_model *model, const blurry_batch *bat
 
 static blurry_status upload_scalars(network *net, double scale, uint64_t draw)
 {
-    uint64_t key[2] = {(uint64_t)net->model->settings.seed, draw};
-    STATUS_TRY(device_upload(net->dev, net->key, key, sizeof key));
-    return device_upload(net->dev, net->scale, &scale, sizeof scale);
+    network_scalars now = {.key = {(uint64_t)net->model->settings.seed, draw}, .scale = scale};
+    return device_upload(net->dev, net->scalars, &now, sizeof now);
+}
+
+blurry_status network_gradient(network *net, int64_t B, int64_t L, int64_t labels)
+{
+    const device *dev = net->dev;
+    double dropout = net->model->settings.dropout;
+    xent_args head = head_of(net, labels, B * L);
+    STATUS_TRY(network_forward(net, B, L, dropout));
+    dev->ops->xent_backward(&dev->run, &head);
+    network_backward(net, B, L, dropout);
+    dev->ops->sum(&dev->run,
+                  &(reduce_args){.count = labels, .x = net->log_prob, .out = &net->scalars->log_prob_sum});
+    return BLURRY_OK;
 }
 
 blurry_status blurry_model_gradient(blurry_model *model, const blurry_batch *batch, double scale,
@@ -180,16 +192,12 @@ blurry_status blurry_model_gradient(blurry_model *model, const blurry_batch *bat
                            out->logits ? "logits" : "probabilities");
     network *net = &model->net;
     int64_t rows = batch->sequences * batch->length;
-    double dropout = model->settings.dropout;
     out->loss = 0;
     if (!batch->row_count) return BLURRY_OK;
     STATUS_TRY(device_upload(net->dev, net->ids, batch->tokens, (size_t)rows * sizeof *net->ids));
     STATUS_TRY(upload_rows(net, batch, 0, batch->row_count));
     STATUS_TRY(upload_scalars(net, scale, draw));
-    STATUS_TRY(network_forward(net, batch->sequences, batch->length, dropout));
-    xent_args head = head_of(net, batch->row_count, rows);
-    net->dev->ops->xent_backward(&net->dev->run, &head);
-    network_backward(net, batch->sequences, batch->length, dropout);
+    STATUS_TRY(network_gradient(net, batch->sequences, batch->length, batch->row_count));
     STATUS_TRY(collect(net, 0, batch->row_count, out));
     return device_sync(net->dev);
 }

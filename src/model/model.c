@@ -20,14 +20,14 @@ static int64_t hidden_width(const struct settings *s)
     }
 }
 
-static blurry_status device_from_settings(const struct settings *s, device_options *options)
+static void device_from_settings(const struct settings *s, device_options *options)
 {
     *options = (device_options){.kind = s->device == SETTINGS_device_cuda ? DEVICE_CUDA : DEVICE_CPU,
-                                .dtype = s->precision == SETTINGS_precision_f64 ? BLURRY_F64 : BLURRY_F32,
-                                .threads = (int)s->threads};
-    if (s->precision == SETTINGS_precision_bf16 && options->kind == DEVICE_CPU)
-        return status_fail(BLURRY_E_UNSUPPORTED, "precision is bf16: on the CPU give f32 or f64");
-    return BLURRY_OK;
+                                .dtype = s->precision == SETTINGS_precision_f64    ? BLURRY_F64
+                                         : s->precision == SETTINGS_precision_bf16 ? BLURRY_BF16
+                                                                                   : BLURRY_F32,
+                                .threads = (int)s->threads,
+                                .tf32 = s->tf32};
 }
 
 static blurry_status build(blurry_model *model, int training, mixer_config *configs,
@@ -73,7 +73,7 @@ blurry_status blurry_model_create(blurry_model **model, const blurry_settings *s
     if (!model) return status_fail(BLURRY_E_INVALID, "model is NULL: give the address of a model pointer");
     *model = NULL;
     if (!settings) return status_fail(BLURRY_E_INVALID, "settings is NULL");
-    STATUS_TRY(device_from_settings(settings_values(settings), &options));
+    device_from_settings(settings_values(settings), &options);
     return model_create_on(model, settings_values(settings), training, &options);
 }
 

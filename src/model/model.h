@@ -47,6 +47,13 @@ typedef struct network_layer {
     void *state;                         /* generators: the mixer's carried state */
 } network_layer;
 
+/* What a gradient pass reads and writes beside tensors. */
+typedef struct network_scalars {
+    uint64_t key[2];     /* of the dropout: the seed, and the draw */
+    double scale;        /* of the gradient */
+    double log_prob_sum; /* += the sum of the labels' log-probabilities */
+} network_scalars;
+
 typedef struct network {
     struct blurry_model *model;
     device *dev;
@@ -63,18 +70,17 @@ typedef struct network {
     void *normed, *d_normed, *d_stream;     /* [rows, d] */
     void *activated, *d_activated, *d_gate; /* [rows, F]; d_gate GELU: unused */
     void *mixer_work;
-    int64_t block;      /* rows whose logits are kept at once */
-    void *logits;       /* [block, V] */
-    void *log_prob;     /* [rows] */
-    int32_t *argmax;    /* [rows] */
-    int32_t *ids;       /* [rows] */
-    int64_t *rows;      /* [rows] labelled rows */
-    int32_t *targets;   /* [rows] */
-    uint64_t *key;      /* [2] of the dropout */
-    double *scale;      /* [1] of the gradient */
-    int64_t *position;  /* [B] generators: tokens fed so far */
-    int64_t *nonfinite; /* [1] */
-    void *host;         /* host memory for what comes back: [block, V] activations */
+    int64_t block;            /* rows whose logits are kept at once */
+    void *logits;             /* [block, V] */
+    void *log_prob;           /* [rows] */
+    int32_t *argmax;          /* [rows] */
+    int32_t *ids;             /* [rows] */
+    int64_t *rows;            /* [rows] labelled rows */
+    int32_t *targets;         /* [rows] */
+    network_scalars *scalars; /* in device memory; see there */
+    int64_t *position;        /* [B] generators: tokens fed so far */
+    int64_t *nonfinite;       /* [1] */
+    void *host;               /* host memory for what comes back: [block, V] activations */
 } network;
 
 struct blurry_model {
@@ -129,6 +135,9 @@ blurry_status network_forward_to(network *net, int64_t B, int64_t L, int64_t lay
 void network_backward(network *net, int64_t B, int64_t L, double dropout);
 
 /* ---- lm.c ---- */
+/* Queues forward, loss and backward over B sequences of L tokens with `labels` labelled rows, all of it in
+ * device memory already. A target of -1 is none. May be recorded. */
+blurry_status network_gradient(network *net, int64_t B, int64_t L, int64_t labels);
 /* The weight of the output head: its own, or the embedding's. */
 int64_t model_head(const blurry_model *model);
 /* Refuses what the model cannot take, before anything is computed. */

@@ -134,8 +134,7 @@ static void lay_work(network_plan *m, size_t mixer_work)
     net->ids = mixer_take_bytes(&m->work, (size_t)rows * sizeof(int32_t));
     net->rows = mixer_take_bytes(&m->work, (size_t)rows * sizeof(int64_t));
     net->targets = mixer_take_bytes(&m->work, (size_t)rows * sizeof(int32_t));
-    net->key = mixer_take_bytes(&m->work, 2 * sizeof(uint64_t));
-    net->scale = mixer_take_bytes(&m->work, sizeof(double));
+    net->scalars = mixer_take_bytes(&m->work, sizeof *net->scalars);
     net->nonfinite = mixer_take_bytes(&m->work, sizeof(int64_t));
     net->position = mixer_take_bytes(&m->work, (size_t)net->batch * sizeof(int64_t));
     net->logits = take_statistics(m, &m->work, net->block, model->vocab);

@@ -156,6 +156,14 @@ static blurry_status create(const struct settings *s, blurry_task *task)
     return BLURRY_OK;
 }
 
+const double *task_mqar_weights(const blurry_task *task, int64_t *places)
+{
+    if (task->source != &source) return NULL;
+    const mqar *m = task->self;
+    *places = m->places;
+    return m->log_weight;
+}
+
 const task_kind task_mqar = {
     .name = "mqar",
     .summary =

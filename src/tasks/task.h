@@ -74,6 +74,9 @@ blurry_status task_find(const char *name, const task_kind **kind);
 /* Makes task->self and source from a file that blurry_task_save wrote; kind is set. */
 blurry_status task_datafile_open(blurry_task *task, const char *path);
 
+/* mqar's log weights of the query places [*places], where samples are made on the fly; else NULL. */
+const double *task_mqar_weights(const blurry_task *task, int64_t *places);
+
 /* samples = wanted, or `fallback` where wanted is 0. */
 static inline int64_t task_samples_or(int64_t wanted, int64_t fallback)
 {

@@ -8,6 +8,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#define SECONDS_UNTOLD 0.05 /* of a GPU that is not waited for */
+
 enum { LINES_PER_RUN = 200 }; /* of "train" in the log, where log_every is 0 */
 
 /* ---- saving and evaluating ---- */
@@ -111,12 +113,25 @@ static void measure_speed(run *r)
     r->window_start = run_now();
 }
 
+/* Whether the coming step's results are wanted: always where they cost nothing, else when there is something
+ * to log, evaluate or save, and often enough for whoever watches. */
+static int step_is_due(const run *r)
+{
+    const blurry_trainer *t = r->trainer;
+    int64_t next = t->step + 1;
+    return trainer_waits(t) || r->last.tokens == 0 || next >= t->schedule.steps || next % r->log_every == 0 ||
+           next % r->eval_every == 0 || next % r->save_every == 0 || run_now() - r->told > SECONDS_UNTOLD;
+}
+
 static blurry_status loop(run *r)
 {
     blurry_trainer *t = r->trainer;
     while (!r->state.end[0] && !r->cancelled) {
-        STATUS_TRY(blurry_trainer_step(t, &r->last));
+        int due = step_is_due(r);
+        STATUS_TRY(blurry_trainer_step(t, due ? &r->last : NULL));
         measure_speed(r);
+        if (!due) continue;
+        r->told = run_now();
         STATUS_TRY(run_report_step(r));
         ranks_broadcast(&r->cancelled, sizeof r->cancelled); /* only the first of several ranks is told */
         int last = t->step >= t->schedule.steps;

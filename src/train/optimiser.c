@@ -39,34 +39,22 @@ void optimiser_destroy(optimiser *o)
     *o = (optimiser){0};
 }
 
-blurry_status optimiser_measure(optimiser *o, double *norm)
+void optimiser_queue_measure(optimiser *o, const double *loss)
 {
     const device_ops *ops = o->dev->ops;
-    device_zero(o->dev, &o->scalars->sum_squares, sizeof o->scalars->sum_squares);
     ops->sum_squares(
         &o->dev->run,
         &(reduce_args){.count = o->elements, .x = o->model->gradient, .out = &o->scalars->sum_squares});
     ops->clip(&o->dev->run, &(clip_args){.sum_squares = &o->scalars->sum_squares,
+                                         .loss = loss,
                                          .average = 1,
                                          .limit = o->clip,
                                          .norm = &o->scalars->norm,
                                          .scalars = &o->scalars->adamw});
-    STATUS_TRY(device_download(o->dev, norm, &o->scalars->norm, sizeof *norm));
-    return device_sync(o->dev);
 }
 
-blurry_status optimiser_apply(optimiser *o, int64_t step, double lr)
+void optimiser_queue_update(optimiser *o)
 {
-    optimiser_scalars now;
-    STATUS_TRY(device_download(o->dev, &now, o->scalars, sizeof now));
-    now.adamw = (adamw_scalars){.lr = lr,
-                                .beta1 = o->beta1,
-                                .beta2 = o->beta2,
-                                .eps = o->eps,
-                                .weight_decay = o->weight_decay,
-                                .step = (double)step,
-                                .grad_scale = now.adamw.grad_scale};
-    STATUS_TRY(device_upload(o->dev, o->scalars, &now, sizeof now));
     o->dev->ops->adamw(&o->dev->run,
                        &(adamw_args){.count = o->elements,
                                      .decayed = (int64_t)(o->model->decayed_bytes / o->dev->param_element),
@@ -76,6 +64,35 @@ blurry_status optimiser_apply(optimiser *o, int64_t step, double lr)
                                      .copy = o->model->copy,
                                      .grad = o->model->gradient,
                                      .scalars = &o->scalars->adamw});
+}
+
+adamw_scalars optimiser_scalars_of(const optimiser *o, int64_t step, double lr)
+{
+    return (adamw_scalars){.lr = lr,
+                           .beta1 = o->beta1,
+                           .beta2 = o->beta2,
+                           .eps = o->eps,
+                           .weight_decay = o->weight_decay,
+                           .step = (double)step};
+}
+
+blurry_status optimiser_measure(optimiser *o, double *norm)
+{
+    device_zero(o->dev, &o->scalars->sum_squares, sizeof o->scalars->sum_squares);
+    optimiser_queue_measure(o, NULL);
+    STATUS_TRY(device_download(o->dev, norm, &o->scalars->norm, sizeof *norm));
+    return device_sync(o->dev);
+}
+
+blurry_status optimiser_apply(optimiser *o, int64_t step, double lr)
+{
+    optimiser_scalars now;
+    STATUS_TRY(device_download(o->dev, &now, o->scalars, sizeof now));
+    double grad_scale = now.adamw.grad_scale;
+    now.adamw = optimiser_scalars_of(o, step, lr);
+    now.adamw.grad_scale = grad_scale;
+    STATUS_TRY(device_upload(o->dev, o->scalars, &now, sizeof now));
+    optimiser_queue_update(o);
     return device_sync(o->dev);
 }
 

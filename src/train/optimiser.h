@@ -8,8 +8,8 @@
 #include "device/device.h"
 
 typedef struct optimiser_scalars {
-    adamw_scalars adamw;
     double sum_squares, norm;
+    adamw_scalars adamw; /* last: its last member is the only one that outlives a step */
 } optimiser_scalars;
 
 typedef struct optimiser {
@@ -32,6 +32,12 @@ void optimiser_destroy(optimiser *o);
 blurry_status optimiser_measure(optimiser *o, double *norm);
 /* Update number `step`, counted from 1, at rate `lr`, with the gradients just measured. */
 blurry_status optimiser_apply(optimiser *o, int64_t step, double lr);
+
+/* The same without waiting: sum_squares must be 0 and adamw set beforehand. A norm or *loss (NULL: none) that
+ * is not finite stops all updates from here on (adamw_scalars.bad_step). */
+void optimiser_queue_measure(optimiser *o, const double *loss);
+void optimiser_queue_update(optimiser *o);
+adamw_scalars optimiser_scalars_of(const optimiser *o, int64_t step, double lr);
 
 size_t optimiser_bytes(const optimiser *o);
 

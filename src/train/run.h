@@ -15,6 +15,7 @@ typedef struct run {
     int64_t eval_every, save_every, log_every;
     int64_t saved_step, first_step;
     double started, window_start; /* seconds; the window measures tokens per second */
+    double told;                  /* when the latest step was reported */
     int64_t window_tokens;
     double tokens_per_second;
     blurry_step last;

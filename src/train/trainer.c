@@ -1,9 +1,10 @@
 /* One training step at a time: see trainer.h. */
 #include "train/trainer.h"
 #include "base/memory.h"
+#include "base/order.h"
 #include "model/model.h"
-#include "train/order.h"
 #include "train/parallel.h"
+#include "train/recorded.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -94,6 +95,7 @@ static blurry_status trainer_init(blurry_trainer *t, const blurry_settings *sett
     STATUS_TRY(parallel_choose_gpu(s));
     STATUS_TRY(trainer_make_model(t->settings, t->part_size, 1, &t->model));
     STATUS_TRY(optimiser_create(&t->optimiser, t->model->dev, t->model, s));
+    STATUS_TRY(recorded_open(t));
     return evaluator_create(&t->evaluator, t->task, t->part_size);
 }
 
@@ -116,6 +118,7 @@ void blurry_trainer_destroy(blurry_trainer **trainer)
     blurry_trainer *t = trainer ? *trainer : NULL;
     if (!t) return;
     parallel_close(t);
+    recorded_close(t);
     evaluator_destroy(&t->evaluator);
     optimiser_destroy(&t->optimiser);
     blurry_model_destroy(&t->model);
@@ -164,9 +167,9 @@ static blurry_status not_finite(const blurry_trainer *t, const char *what, doubl
                        (long long)t->step + 1, what, value, tensor ? tensor : "none (the sum overflows)");
 }
 
-blurry_status blurry_trainer_step(blurry_trainer *t, blurry_step *report)
+/* One step, waiting for its results. */
+static blurry_status plain_step(blurry_trainer *t, blurry_step *report)
 {
-    if (!t) return status_fail(BLURRY_E_INVALID, "trainer is NULL");
     int64_t first_place = t->step * settings_values(t->settings)->batch, labels, tokens;
     double loss = 0, norm;
     STATUS_TRY(draw_samples(t, first_place, &labels, &tokens));
@@ -198,11 +201,37 @@ blurry_status blurry_trainer_step(blurry_trainer *t, blurry_step *report)
     return BLURRY_OK;
 }
 
+blurry_status blurry_trainer_step(blurry_trainer *t, blurry_step *report)
+{
+    int bad = 0;
+    if (!t) return status_fail(BLURRY_E_INVALID, "trainer is NULL");
+    if (!t->recorded) return plain_step(t, report);
+    STATUS_TRY(recorded_step(t));
+    if (report) STATUS_TRY(recorded_read(t, report, &bad));
+    return bad ? plain_step(t, report) : BLURRY_OK; /* the bad step again: it finds out what is not finite */
+}
+
+int trainer_waits(const blurry_trainer *t)
+{
+    return !t->recorded;
+}
+
+/* What steps that nobody waited for have found. */
+static blurry_status settle(blurry_trainer *t)
+{
+    blurry_step ignored;
+    int bad = 0;
+    if (!t->recorded) return BLURRY_OK;
+    STATUS_TRY(recorded_read(t, &ignored, &bad));
+    return bad ? plain_step(t, &ignored) : BLURRY_OK;
+}
+
 blurry_status blurry_trainer_evaluate(blurry_trainer *t, const char *split, blurry_metrics *metrics)
 {
     if (!t || !split || !metrics) return status_fail(BLURRY_E_INVALID, "trainer, split or metrics is NULL");
     blurry_split which;
     STATUS_TRY(blurry_split_parse(split, &which));
+    STATUS_TRY(settle(t));
     return evaluator_run(&t->evaluator, t->model, t->task, which, settings_values(t->settings)->eval_samples,
                          metrics);
 }

@@ -40,6 +40,7 @@ struct blurry_trainer {
     int64_t step;                  /* steps done */
     collective *collective;        /* several ranks: NCCL between their GPUs, or NULL */
     void *exchange;                /* several ranks: gradients in host memory on their way, or NULL */
+    struct recorded *recorded;     /* steps as a graph (recorded.h), or NULL */
 };
 
 /* Settings as the model sees them: vocabulary and length as the task has them. The caller destroys *resolved.
@@ -49,6 +50,8 @@ blurry_status trainer_resolve(const blurry_settings *settings, const blurry_task
 /* Optimiser steps of a run with these settings. Refuses what no run can have: a batch that cannot be split, a
  * task without samples, too many steps, a warm-up longer than the run. */
 blurry_status trainer_steps(const struct settings *s, const blurry_task_info *info, int64_t *steps);
+/* Whether every step waits for its results; else only those that are asked to report. */
+int trainer_waits(const blurry_trainer *t);
 /* A model for these resolved settings with memory for `batch` sequences. */
 blurry_status trainer_make_model(const blurry_settings *resolved, int64_t batch, int training,
                                  blurry_model **model);

@@ -42,6 +42,17 @@ double relative_error(const double *a, const double *b, int64_t count)
     return worst / size;
 }
 
+double relative_distance(const double *a, const double *b, int64_t count, double least)
+{
+    double distance = 0, size = 0;
+    for (int64_t i = 0; i < count; i++) {
+        distance += (a[i] - b[i]) * (a[i] - b[i]);
+        size += b[i] * b[i];
+    }
+    size = fmax(size, least * least * (double)count);
+    return count ? sqrt(distance / size) : 0;
+}
+
 /* ---- memory as double, in the device's type ---- */
 /* NaN everywhere: nothing may be read before it is written. */
 static void poison(mixer_case *c, void *memory, size_t bytes)

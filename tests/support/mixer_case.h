@@ -23,6 +23,12 @@ typedef enum case_device {
     CASE_ALL_DEVICES
 } case_device;
 extern const char *const case_device_name[CASE_ALL_DEVICES];
+/* The devices a program tests: from CASE_FIRST up to CASE_END. */
+#ifdef BLURRY_TEST_CUDA
+enum { CASE_FIRST = CASE_CUDA_F32, CASE_END = CASE_ALL_DEVICES };
+#else
+enum { CASE_FIRST = CASE_REF_F64, CASE_END = CASE_DEVICES };
+#endif
 
 /* `options` is "mixer=gla heads=2 ..."; the mixer's name comes from it. Fails the test on any error. */
 void mixer_case_open(mixer_case *c, case_device kind, const char *options, int64_t batch, int64_t length,
@@ -48,6 +54,8 @@ void mixer_case_continue(mixer_case *c, int64_t length, const double *x, double 
 
 /* Largest |a - b| divided by the largest |b|. */
 double relative_error(const double *a, const double *b, int64_t count);
+/* Root mean square of a - b divided by that of b, the latter at least `least`. */
+double relative_distance(const double *a, const double *b, int64_t count, double least);
 /* Settings from words "key=value ..."; to be freed with blurry_settings_destroy. */
 blurry_settings *settings_from(const char *options);
 double *draw_normal(int64_t count, uint64_t seed); /* malloc'ed standard normal numbers */

@@ -11,7 +11,10 @@ blurry_model *model_open(case_device kind, const char *options, int training)
 {
     blurry_model *model;
     blurry_settings *settings = settings_from(options);
-    device_options on = {.dtype = kind == CASE_REF_F64 || kind == CASE_FAST_F64 ? BLURRY_F64 : BLURRY_F32,
+    device_options on = {.kind = kind >= CASE_CUDA_F32 ? DEVICE_CUDA : DEVICE_CPU,
+                         .dtype = kind == CASE_REF_F64 || kind == CASE_FAST_F64 ? BLURRY_F64
+                                  : kind == CASE_CUDA_BF16                      ? BLURRY_BF16
+                                                                                : BLURRY_F32,
                          .threads =
                              settings_values(settings)->threads ? (int)settings_values(settings)->threads : 1,
                          .reference = kind == CASE_REF_F64 || kind == CASE_REF_F32};

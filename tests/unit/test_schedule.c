@@ -2,7 +2,7 @@
 #include "support/test.h"
 
 #include "base/settings.h"
-#include "train/order.h"
+#include "base/order.h"
 #include "train/schedule.h"
 
 #include <math.h>

@@ -1,0 +1,237 @@
+/* Training on the CUDA device: batches made there, recorded steps against the CPU's, resumed runs, losses
+ * that are not finite, several models at once. */
+#include "support/mixer_case.h"
+#include "support/test.h"
+
+#include "base/order.h"
+#include "blurry/train.h"
+#include "model/model.h"
+#include "tasks/task.h"
+#include "train/recorded.h"
+
+#include <math.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static blurry_trainer *trainer_from(const char *options)
+{
+    blurry_settings *settings = settings_from(options);
+    blurry_trainer *trainer = NULL;
+    assert_ok(blurry_trainer_create(settings, &trainer));
+    blurry_settings_destroy(&settings);
+    return trainer;
+}
+
+/* ---- batches ---- */
+static void check_batches(const char *options, int steps)
+{
+    blurry_trainer *t = trainer_from(options);
+    assert_non_null(t->recorded);
+    const struct settings *s = settings_values(t->settings);
+    network *net = &t->model->net;
+    int64_t tokens = s->batch * s->length, labels = s->batch * s->pairs;
+    int32_t *ids = malloc((size_t)tokens * sizeof *ids), *targets = malloc((size_t)labels * sizeof *targets);
+    int64_t *rows = malloc((size_t)labels * sizeof *rows);
+    for (int step = 0; step < steps; step++) {
+        assert_ok(blurry_trainer_step(t, NULL));
+        assert_ok(device_download(net->dev, ids, net->ids, (size_t)tokens * sizeof *ids));
+        assert_ok(device_download(net->dev, rows, net->rows, (size_t)labels * sizeof *rows));
+        assert_ok(device_download(net->dev, targets, net->targets, (size_t)labels * sizeof *targets));
+        for (int64_t i = 0; i < s->batch; i++)
+            t->indices[i] =
+                order_sample((uint64_t)s->seed, t->info.samples[BLURRY_TRAIN], step * s->batch + i);
+        assert_ok(blurry_task_fill(t->task, BLURRY_TRAIN, t->indices, s->batch, 0, t->parts[0]));
+        assert_int_equal(t->parts[0]->row_count, labels);
+        assert_memory_equal(ids, t->parts[0]->tokens, (size_t)tokens * sizeof *ids);
+        assert_memory_equal(rows, t->parts[0]->rows, (size_t)labels * sizeof *rows);
+        assert_memory_equal(targets, t->parts[0]->labels, (size_t)labels * sizeof *targets);
+    }
+    free(ids), free(targets), free(rows);
+    blurry_trainer_destroy(&t);
+}
+
+static void batches_are_the_hosts(void **state)
+{
+    (void)state;
+    const char *common = "device=cuda mixer=blurry modes=2 layers=1 width=16 mlp=none train_samples=11 ";
+    static const char *const tasks[] = {"length=16 pairs=2 vocab=16 batch=3",
+                                        "length=64 pairs=16 vocab=40 batch=2 seed=9",
+                                        "length=30 pairs=3 vocab=37 batch=4 filler=random data_seed=5",
+                                        "length=512 pairs=64 vocab=8192 batch=1 power=1.5"};
+    for (int i = 0; i < 4; i++) {
+        char options[256];
+        snprintf(options, sizeof options, "%s%s", common, tasks[i]);
+        check_batches(options, 4);
+    }
+}
+
+/* ---- the CPU's losses ---- */
+enum { TRACE = 50 };
+
+static void trace(const char *options, const char *where, int steps, blurry_step *list)
+{
+    char text[512];
+    snprintf(text, sizeof text, "%s %s", options, where);
+    blurry_trainer *t = trainer_from(text);
+    for (int i = 0; i < steps; i++) assert_ok(blurry_trainer_step(t, &list[i]));
+    blurry_trainer_destroy(&t);
+}
+
+static const char small_task[] =
+    "length=32 pairs=4 vocab=64 batch=8 layers=2 width=32 steps=60 lr=0.003 threads=2";
+
+static void losses_are_the_cpus(void **state)
+{
+    (void)state;
+    static const char *const models[] = {
+        "mixer=blurry heads=2 modes=4",
+        "mixer=blurry modes=4 decay=true conv=true mlp=gelu",
+        "mixer=blurry heads=2 modes=3 norm=layernorm position=learned tied=false dropout=0.1",
+        "mixer=softmax heads=2 mlp=none",
+        "mixer=swa,gla,gsa layers=3 heads=2 window=9 slots=8",
+        "mixer=abc,gdn,s4d layers=3 heads=2 slots=8 state=8"};
+    for (size_t m = 0; m < sizeof models / sizeof models[0]; m++) {
+        blurry_step cpu[TRACE], gpu[TRACE];
+        char options[512];
+        snprintf(options, sizeof options, "%s %s", small_task, models[m]);
+        trace(options, "device=cpu", TRACE, cpu);
+        trace(options, "device=cuda", TRACE, gpu);
+        for (int i = 0; i < TRACE; i++) {
+            double apart = fabs(gpu[i].loss - cpu[i].loss) / cpu[i].loss;
+            if (!(apart < 1e-4) || fabs(gpu[i].grad_norm - cpu[i].grad_norm) > 1e-3 * cpu[i].grad_norm ||
+                gpu[i].lr != cpu[i].lr || gpu[i].step != cpu[i].step || gpu[i].tokens != cpu[i].tokens)
+                fail_msg("%s, step %d: loss %.8g on the GPU, %.8g on the CPU; norms %.6g, %.6g", models[m],
+                         i + 1, gpu[i].loss, cpu[i].loss, gpu[i].grad_norm, cpu[i].grad_norm);
+        }
+    }
+}
+
+/* bf16 follows, at its own accuracy. */
+static void bf16_learns_alike(void **state)
+{
+    (void)state;
+    blurry_step cpu[TRACE], gpu[TRACE], again[TRACE];
+    trace(small_task, "mixer=blurry heads=2 modes=4", TRACE, cpu);
+    trace(small_task, "mixer=blurry heads=2 modes=4 device=cuda precision=bf16", TRACE, gpu);
+    trace(small_task, "mixer=blurry heads=2 modes=4 device=cuda precision=bf16", TRACE, again);
+    for (int i = 0; i < TRACE; i++) {
+        if (!(fabs(gpu[i].loss - cpu[i].loss) < 2e-2 * cpu[i].loss))
+            fail_msg("step %d: loss %.6g in bf16, %.6g on the CPU", i + 1, gpu[i].loss, cpu[i].loss);
+        assert_true(gpu[i].loss == again[i].loss && gpu[i].grad_norm == again[i].grad_norm);
+    }
+}
+
+/* Steps that nobody waits for end where those do that are waited for. */
+static void unwatched_steps_are_the_same(void **state)
+{
+    (void)state;
+    char options[512];
+    snprintf(options, sizeof options, "%s mixer=blurry modes=4 device=cuda precision=bf16", small_task);
+    blurry_trainer *watched = trainer_from(options), *alone = trainer_from(options);
+    blurry_step a, b;
+    for (int i = 0; i < 20; i++) {
+        assert_ok(blurry_trainer_step(watched, &a));
+        assert_ok(blurry_trainer_step(alone, i == 19 ? &b : NULL));
+    }
+    assert_memory_equal(&a, &b, sizeof a);
+    blurry_trainer_destroy(&watched);
+    blurry_trainer_destroy(&alone);
+}
+
+/* ---- not finite ---- */
+static void bad_steps_are_named(void **state)
+{
+    (void)state;
+    char options[512];
+    snprintf(options, sizeof options, "%s mixer=blurry modes=4 device=cuda", small_task);
+    blurry_trainer *t = trainer_from(options);
+    blurry_step step;
+    for (int i = 0; i < 3; i++) assert_ok(blurry_trainer_step(t, &step));
+    int64_t place = blurry_model_find_parameter(t->model, "layers.1.mixer.o.weight");
+    size_t bytes = 32 * 32 * sizeof(double);
+    double *values = malloc(bytes), *after = malloc(bytes);
+    assert_ok(blurry_model_read_parameter(t->model, place, values, bytes));
+    values[7] = NAN;
+    assert_ok(blurry_model_write_parameter(t->model, place, values, bytes));
+    for (int i = 0; i < 5; i++) assert_ok(blurry_trainer_step(t, NULL)); /* nobody looks */
+    assert_fails(blurry_trainer_step(t, &step), BLURRY_E_NUMERIC, "layers.1.mixer.o.weight");
+    assert_non_null(strstr(blurry_last_error(), "step 4"));
+    assert_int_equal(t->step, 3);
+    assert_ok(blurry_model_read_parameter(t->model, place, after, bytes));
+    assert_memory_equal(values, after, bytes);
+    free(values), free(after);
+    blurry_trainer_destroy(&t);
+}
+
+/* ---- several models at once ---- */
+typedef struct one_of_many {
+    char options[512];
+    blurry_step last;
+} one_of_many;
+
+static void *train_one(void *context)
+{
+    one_of_many *one = context;
+    blurry_trainer *t = trainer_from(one->options);
+    for (int i = 0; i < 12; i++) assert_ok(blurry_trainer_step(t, i == 11 ? &one->last : NULL));
+    blurry_trainer_destroy(&t);
+    return NULL;
+}
+
+static void several_models_at_once(void **state)
+{
+    (void)state;
+    enum { MODELS = 4 };
+    one_of_many alone[MODELS], together[MODELS];
+    pthread_t thread[MODELS];
+    for (int i = 0; i < MODELS; i++) {
+        snprintf(alone[i].options, sizeof alone[i].options,
+                 "%s mixer=blurry modes=%d seed=%d device=cuda precision=%s", small_task, 2 + i, i,
+                 i % 2 ? "bf16" : "f32");
+        together[i] = alone[i];
+        train_one(&alone[i]);
+    }
+    for (int i = 0; i < MODELS; i++)
+        assert_int_equal(pthread_create(&thread[i], NULL, train_one, &together[i]), 0);
+    for (int i = 0; i < MODELS; i++) pthread_join(thread[i], NULL);
+    for (int i = 0; i < MODELS; i++)
+        assert_memory_equal(&alone[i].last, &together[i].last, sizeof alone[i].last);
+}
+
+/* ---- out of memory: the process goes on ---- */
+static void memory_that_is_not_there(void **state)
+{
+    (void)state;
+    blurry_settings *settings =
+        settings_from("mixer=softmax device=cuda batch=1048576 length=1048576 width=4096 pairs=2");
+    blurry_trainer *t = NULL;
+    assert_int_equal(blurry_trainer_create(settings, &t), BLURRY_E_MEMORY);
+    assert_null(t);
+    blurry_settings_destroy(&settings);
+    blurry_step step;
+    trace(small_task, "mixer=blurry modes=2 device=cuda", 1, &step);
+    trace(small_task, "mixer=blurry modes=2 device=cpu", 1, &step);
+}
+
+static void refused_precisions(void **state)
+{
+    (void)state;
+    device *dev = NULL;
+    assert_fails(device_create(&dev, &(device_options){.kind = DEVICE_CUDA, .dtype = BLURRY_F64}),
+                 BLURRY_E_UNSUPPORTED, "f64");
+    assert_null(dev);
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(batches_are_the_hosts), cmocka_unit_test(losses_are_the_cpus),
+        cmocka_unit_test(bf16_learns_alike),     cmocka_unit_test(unwatched_steps_are_the_same),
+        cmocka_unit_test(bad_steps_are_named),   cmocka_unit_test(several_models_at_once),
+        cmocka_unit_test(refused_precisions),    cmocka_unit_test(memory_that_is_not_there),
+    };
+    if (argc > 1) cmocka_set_test_filter(argv[1]);
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
