@@ -5,7 +5,7 @@ JOBS   ?= $(shell nproc)
 BUILD_TYPE ?= Release
 CMAKE_ARGS ?=
 
-.PHONY: all configure deps test demo bench install bundle asan tsan fuzz format check-format check-layers clean
+.PHONY: all configure deps test test-cuda demo bench install bundle asan tsan fuzz format check-format check-layers clean
 
 all: configure
 	@cmake --build $(BUILD) -j $(JOBS)
@@ -22,6 +22,14 @@ test:
 	@ctest --test-dir $(BUILD) --output-on-failure -j $(JOBS)
 	@scripts/test-python --note
 
+# The same cases on a GPU: fails, not skips, where there is none.
+test-cuda:
+	@scripts/deps build test
+	@test -f build-cuda/build.ninja || cmake -S . -B build-cuda -G Ninja -DCMAKE_BUILD_TYPE=$(BUILD_TYPE) -DBLURRY_CUDA=ON \
+		$(CMAKE_ARGS)
+	@cmake --build build-cuda -j $(JOBS) --target gpu_tests blurry_cli
+	@ctest --test-dir build-cuda -C gpu -L '^gpu$$' --output-on-failure --no-tests=error
+
 demo:
 	@scripts/deps build demo
 	@$(MAKE) --no-print-directory all
@@ -34,9 +42,14 @@ bench: all
 install: all
 	@cmake --install $(BUILD) --prefix $(PREFIX)
 
-# A folder with programs, tests and libraries for a machine where nothing can be installed.
-bundle: all
-	@scripts/bundle $(BUILD) dist/bundle
+# A folder with the program, the GPU's tests and all libraries but CUDA's, for a machine where nothing can be installed.
+bundle:
+	@scripts/deps build test
+	@test -f build-cuda/build.ninja || cmake -S . -B build-cuda -G Ninja -DCMAKE_BUILD_TYPE=$(BUILD_TYPE) $(CMAKE_ARGS)
+	@cmake --build build-cuda -j $(JOBS) --target blurry_cli
+	@if cmake --build build-cuda --target help | grep -q gpu_tests; then \
+		cmake --build build-cuda -j $(JOBS) --target gpu_tests; fi
+	@scripts/bundle build-cuda dist/bundle
 
 # Sanitizer builds keep their own folders; `make asan` and `make tsan` build and run all tests there.
 asan:

@@ -3,6 +3,7 @@
 
     python3 bench/peers/train.py --threads 2                       every mixer, one process each
     python3 bench/peers/train.py --mixer blurry --json --set modes=32 --set decay=true
+    python3 bench/peers/train.py --device cuda [--eager]           on a GPU: bf16 autocast, compiled, in a CUDA graph
 
 The model is that of the library's default settings: 2 layers, width 128, 1 head, vocabulary 8192, SwiGLU, RMSNorm, tied
 head; 32 sequences of 512 tokens with 64 pairs, logits at labelled rows only. --set changes any of them. Every mixer is
@@ -110,7 +111,23 @@ def peak_mb():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
+def measure_cuda(opt, mixer):
+    import train_cuda
+    settings = settings_for(opt, mixer)
+    torch.set_default_device("cuda")
+    rng = np.random.Generator(np.random.PCG64(opt.seed + 1))
+    batches = [mqar_batch(rng, settings) for _ in range(4)]
+    params = parameters(settings, opt.seed, torch.float32)
+    times, first, last, middle = train_cuda.measure(settings, params, batches, opt.steps, not opt.eager)
+    return {"mixer": mixer, "threads": 0, "steps": opt.steps, "ms_per_step": middle, "ms_fastest": min(times),
+            "tokens_per_second": 1e3 * int(settings["batch"]) * int(settings["length"]) / middle,
+            "peak_mb": torch.cuda.max_memory_allocated() / 1048576, "before_mb": 0.0, "first_loss": first, "last_loss": last,
+            "check_error": None, "settings": settings}
+
+
 def measure(opt, mixer):
+    if opt.device == "cuda":
+        return measure_cuda(opt, mixer)
     settings = settings_for(opt, mixer)
     error = check(settings) if not opt.no_check else None
     before = peak_mb()
@@ -141,6 +158,8 @@ def options():
     add("--warm", type=int, default=2, help="steps before the clock starts")
     add("--seed", type=int, default=1)
     add("--set", action="append", default=[], metavar="KEY=VALUE", help="a setting of model, mixer or task")
+    add("--device", default="cpu", choices=["cpu", "cuda"])
+    add("--eager", action="store_true", help="cuda: without torch.compile, still in a CUDA graph")
     add("--no-check", action="store_true")
     add("--json", action="store_true")
     opt = parser.parse_args()
@@ -157,6 +176,7 @@ def measure_all(opt):
         command = [sys.executable, __file__, "--mixer", mixer, "--json", "--threads", str(opt.threads), "--steps",
                    str(opt.steps), "--warm", str(opt.warm), "--seed", str(opt.seed)]
         command += [f"--set={item}" for item in opt.set] + ["--no-check"] * opt.no_check
+        command += ["--device", opt.device] + ["--eager"] * opt.eager
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
         if done.returncode:
             sys.exit(f"{mixer}: failed")
@@ -177,7 +197,7 @@ def main():
         print(f"PyTorch {torch.__version__}, {opt.threads} threads, median of {opt.steps} steps")
         print("mixer      ms/step   fastest   tokens/s   peak MB (before)   loss first -> last   check error")
         for row in rows:
-            print(f"{row['mixer']:8s} {row['ms_per_step']:9.0f} {row['ms_fastest']:9.0f} {row['tokens_per_second']:10.0f} "
+            print(f"{row['mixer']:8s} {row['ms_per_step']:9.3f} {row['ms_fastest']:9.3f} {row['tokens_per_second']:10.0f} "
                   f"{row['peak_mb']:9.0f} ({row['before_mb']:.0f}) {row['first_loss']:14.3f} -> {row['last_loss']:.3f}"
                   f"{row['check_error'] if row['check_error'] is not None else math.nan:14.1e}")
     if worst > TOLERANCE:

@@ -93,6 +93,22 @@ static rope_args stream_rope(const mixer_pass *p, const mixer_streams *s, int i)
                        .d_x = s->d_out[i]};
 }
 
+/* Queries and keys in one call where they lie one after another with equally many heads, as twice as many
+ * sequences; else one after the other. Calls to make, 1 or 2. */
+static int stream_ropes(const mixer_pass *p, const mixer_streams *s, rope_args rope[2])
+{
+    const mixer_config *c = &p->layer->config;
+    size_t bytes = (size_t)(mixer_rows(p) * mixer_stream_width(c, STREAM_Q)) * p->layer->dev->element;
+    rope[0] = stream_rope(p, s, STREAM_Q);
+    rope[1] = stream_rope(p, s, STREAM_K);
+    if (rope[0].position || rope[0].heads != rope[1].heads ||
+        (const char *)rope[1].x != (const char *)rope[0].x + bytes ||
+        (rope[0].d_y && (const char *)rope[1].d_y != (const char *)rope[0].d_y + bytes))
+        return 2;
+    rope[0].batch = 2 * p->B;
+    return 1;
+}
+
 static unary_args stream_silu(const mixer_pass *p, const mixer_streams *s, int i)
 {
     return (unary_args){.kind = UNARY_SILU,
@@ -112,11 +128,12 @@ void mixer_streams_forward(const mixer_pass *p, const mixer_streams *s)
     for (int i = 0; i < STREAMS; i++) {
         conv_args conv = stream_conv(p, s, i);
         unary_args silu = stream_silu(p, s, i);
-        rope_args rope = stream_rope(p, s, i);
         if (c->conv) mixer_ops(p)->conv_forward(mixer_run(p), &conv);
         if (s->silu) mixer_ops(p)->unary_forward(mixer_run(p), &silu);
-        if (c->rope && i != STREAM_V) mixer_ops(p)->rope_forward(mixer_run(p), &rope);
     }
+    rope_args rope[2];
+    int ropes = c->rope ? stream_ropes(p, s, rope) : 0;
+    for (int i = 0; i < ropes; i++) mixer_ops(p)->rope_forward(mixer_run(p), &rope[i]);
 }
 
 void mixer_streams_backward(const mixer_pass *p, const mixer_streams *s, int add)
@@ -124,11 +141,12 @@ void mixer_streams_backward(const mixer_pass *p, const mixer_streams *s, int add
     const mixer_config *c = &p->layer->config;
     int64_t width[STREAMS];
     mixer_maps maps = stream_maps(p, s, width);
+    rope_args rope[2];
+    int ropes = c->rope ? stream_ropes(p, s, rope) : 0;
+    for (int i = 0; i < ropes; i++) mixer_ops(p)->rope_backward(mixer_run(p), &rope[i]);
     for (int i = 0; i < STREAMS; i++) {
         conv_args conv = stream_conv(p, s, i);
         unary_args silu = stream_silu(p, s, i);
-        rope_args rope = stream_rope(p, s, i);
-        if (c->rope && i != STREAM_V) mixer_ops(p)->rope_backward(mixer_run(p), &rope);
         if (s->silu) mixer_ops(p)->unary_backward(mixer_run(p), &silu);
         if (c->conv) mixer_ops(p)->conv_backward(mixer_run(p), &conv);
     }

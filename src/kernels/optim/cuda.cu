@@ -96,7 +96,7 @@ static int64_t parts_of(int64_t count)
 }
 
 template <typename E, bool SQUARES>
-static __global__ void sum_parts(const E *x, int64_t count, int64_t per, double *part)
+static __global__ void sum_parts(const E *x, int64_t count, int64_t per, int add, double *part)
 {
     __shared__ double room[32];
     int64_t first = (int64_t)blockIdx.x * per, last = first + per < count ? first + per : count;
@@ -106,7 +106,7 @@ static __global__ void sum_parts(const E *x, int64_t count, int64_t per, double 
         sum += SQUARES ? (double)value * value : (double)value;
     }
     sum = block_sum(sum, room);
-    if (threadIdx.x == 0) part[blockIdx.x] = sum;
+    if (threadIdx.x == 0) part[blockIdx.x] = sum + (add ? part[blockIdx.x] : 0);
 }
 
 /* *out += the parts, the same way on every run. */
@@ -126,7 +126,8 @@ template <typename E, bool SQUARES> static void reduce(const kernel_run *run, co
     double *part = (double *)run->scratch;
     if (a->count < 1) return;
     cuda_launch(sum_parts<E, SQUARES>, (unsigned)parts, THREADS, 0, stream, (const E *)a->x, a->count,
-                kernel_blocks(a->count, parts), part);
+                kernel_blocks(a->count, parts), parts == 1, parts == 1 ? a->out : part);
+    if (parts == 1) return;
     cuda_launch(add_up, 1, THREADS, 0, stream, (const double *)part, parts, a->out);
 }
 
