@@ -8,8 +8,8 @@
 #include "kernels/cuda.h"
 #include "kernels/kernel.h"
 
-/* Blocks of the first stage of a sum over rows: two for every multiprocessor of the largest chip. */
-enum { CUDA_PARTS = 264 };
+/* Blocks of the first stage of a sum over rows: four for every multiprocessor of the largest chip. */
+enum { CUDA_PARTS = 528 };
 
 /* N neighbouring elements; p is aligned to min(16, N * sizeof) bytes. */
 template <int N> static __device__ inline void load_many(const float *p, float (&x)[N])
@@ -107,7 +107,7 @@ static __device__ inline float softplus_of(float x)
 }
 
 /* ---- second stage of a sum over rows ---- */
-enum { SUM_COLUMNS = 32, SUM_SHARES = 16 };
+enum { SUM_COLUMNS = 32, SUM_SHARES = 32 };
 
 /* first[c] += sum of part[p, c] over p, p in SUM_SHARES interleaved shares; columns from `split` on go to
  * second[c - split]. part [parts, columns]. */
@@ -119,6 +119,7 @@ __global__ void __launch_bounds__(SUM_COLUMNS *SUM_SHARES)
     int64_t c = (int64_t)blockIdx.x * SUM_COLUMNS + threadIdx.x;
     R sum = 0;
     if (c < columns)
+#pragma unroll 8
         for (int64_t p = threadIdx.y; p < parts; p += SUM_SHARES) sum += part[p * columns + c];
     room[threadIdx.y][threadIdx.x] = sum;
     __syncthreads();

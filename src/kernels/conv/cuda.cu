@@ -1,5 +1,5 @@
 /* Short causal depthwise convolution on a CUDA device: a thread walks along RUN tokens of N neighbouring
- * channels with the last inputs in registers. TAPS is the kernel's length or more; then the older taps weigh
+ * channels with their inputs in registers. TAPS is the kernel's length or more; then the older taps weigh
  * 0. Carried state is float for every activation type. */
 #include "kernels/conv/conv.h"
 #include "kernels/cuda_vector.h"
@@ -42,20 +42,14 @@ static __device__ inline void conv_weights(const conv_shape<T> &a, int64_t c, fl
         }
 }
 
-/* Drops the oldest row of a window; the newest is to be filled in. */
-template <int N, int TAPS> static __device__ inline void conv_shift(float (&window)[TAPS][N])
-{
-    for (int j = 0; j + 1 < TAPS; j++)
-        for (int i = 0; i < N; i++) window[j][i] = window[j + 1][i];
-}
-
+/* c at a token whose inputs are x[0 .. TAPS). */
 template <int N, int TAPS>
-static __device__ inline void conv_sum(const float (&window)[TAPS][N], const float (&w)[TAPS][N],
-                                       float (&sum)[N])
+static __device__ inline void conv_sum(const float (*x)[N], const float (&w)[TAPS][N], float (&sum)[N])
 {
     for (int i = 0; i < N; i++) sum[i] = 0;
+#pragma unroll
     for (int j = 0; j < TAPS; j++)
-        for (int i = 0; i < N; i++) sum[i] += w[j][i] * window[j][i];
+        for (int i = 0; i < N; i++) sum[i] += w[j][i] * x[j][i];
 }
 
 /* The last kernel-1 inputs. Only the thread that reads a sequence's state_in calls it, after it has. */
@@ -69,69 +63,63 @@ static __device__ inline void conv_keep(const conv_shape<T> &a, int64_t b, int64
         if (j < a.kernel - 1) store_many<N>(a.state_out + (b * (a.kernel - 1) + j) * a.channels + c, x[j]);
 }
 
+/* All inputs of a run are on their way before the first is used. */
 template <typename T, int N, int TAPS>
 __global__ void __launch_bounds__(THREADS) conv_forward_kernel(conv_shape<T> a)
 {
     int64_t groups = a.channels / N, n = (int64_t)blockIdx.x * THREADS + threadIdx.x;
-    int64_t c = n % groups * N, run = n / groups % a.runs, b = n / groups / a.runs;
+    int64_t c = n % groups * N, place = n / groups, b = place / a.runs, first = (place - b * a.runs) * RUN;
     if (b >= a.batch) return;
-    float w[TAPS][N], window[TAPS][N], y[N];
+    float w[TAPS][N], x[RUN + TAPS - 1][N], y[N];
+#pragma unroll
+    for (int j = 0; j < RUN + TAPS - 1; j++) conv_input<T, N>(a, b, first - TAPS + 1 + j, c, x[j]);
     conv_weights<T, N, TAPS>(a, c, w);
-    int64_t first = run * RUN;
-    for (int j = 1; j < TAPS; j++) conv_input<T, N>(a, b, first - TAPS + j, c, window[j]);
+#pragma unroll
     for (int t = 0; t < RUN; t++) {
-        if (first + t >= a.length) break;
-        conv_shift(window);
-        conv_input<T, N>(a, b, first + t, c, window[TAPS - 1]);
-        conv_sum(window, w, y);
+        conv_sum<N, TAPS>(x + t, w, y);
         if (a.silu)
             for (int i = 0; i < N; i++) y[i] *= sigmoid_of(y[i]);
-        store_many<N>(a.y + (b * a.length + first + t) * a.channels + c, y);
+        if (first + t < a.length) store_many<N>(a.y + (b * a.length + first + t) * a.channels + c, y);
     }
-    if (a.state_out && run == 0) conv_keep<T, N, TAPS>(a, b, c);
+    if (a.state_out && first == 0) conv_keep<T, N, TAPS>(a, b, c);
 }
 
-/* Gradient of c_t from that of y_t; 0 beyond the sequence. window: inputs up to token t. */
-template <typename T, int N, int TAPS>
-static __device__ inline void conv_slope(const conv_shape<T> &a, int64_t b, int64_t t, int64_t c,
-                                         const float (&window)[TAPS][N], const float (&w)[TAPS][N],
-                                         float (&d)[N])
-{
-    for (int i = 0; i < N; i++) d[i] = 0;
-    if (t >= a.length) return;
-    load_many<N>(a.d_y + (b * a.length + t) * a.channels + c, d);
-    if (!a.silu) return;
-    float x[N];
-    conv_sum(window, w, x);
-    for (int i = 0; i < N; i++) {
-        float s = sigmoid_of(x[i]);
-        d[i] *= s * (1 + x[i] * (1 - s));
-    }
-}
-
-/* Gradients of one run: d_x = sum_j w[TAPS-1-j] d_{t+j}, d_w[j] += d_t x_{t-TAPS+1+j}. */
+/* Gradients of one run: with d the gradients of c, d_x_t = sum_j w[TAPS-1-j] d_{t+j} and d_w[j] += d_t
+ * x_{t-TAPS+1+j}. */
 template <typename T, int N, int TAPS>
 static __device__ inline void conv_backward_run(const conv_shape<T> &a, int64_t b, int64_t first, int64_t c,
                                                 const float (&w)[TAPS][N], float (&d_w)[TAPS][N])
 {
-    float window[TAPS][N], slope[TAPS][N], d_x[N];
-    for (int j = 0; j < TAPS; j++)
-        for (int i = 0; i < N; i++) slope[j][i] = 0;
-    for (int j = 1; j < TAPS; j++) conv_input<T, N>(a, b, first - TAPS + j, c, window[j]);
+    float x[RUN + 2 * (TAPS - 1)][N], d[RUN + TAPS - 1][N];
+#pragma unroll
+    for (int j = 0; j < RUN + 2 * (TAPS - 1); j++) conv_input<T, N>(a, b, first - TAPS + 1 + j, c, x[j]);
+#pragma unroll
+    for (int t = 0; t < RUN + TAPS - 1; t++)
+        if (first + t < a.length)
+            load_many<N>(a.d_y + (b * a.length + first + t) * a.channels + c, d[t]);
+        else
+            for (int i = 0; i < N; i++) d[t][i] = 0;
+#pragma unroll
     for (int t = 0; t < RUN + TAPS - 1; t++) {
-        conv_shift(window);
-        conv_shift(slope);
-        conv_input<T, N>(a, b, first + t, c, window[TAPS - 1]);
-        conv_slope<T, N, TAPS>(a, b, first + t, c, window, w, slope[TAPS - 1]);
+        float sum[N];
+        conv_sum<N, TAPS>(x + t, w, sum);
+        for (int i = 0; i < N; i++) {
+            float s = sigmoid_of(sum[i]);
+            if (a.silu) d[t][i] *= s * (1 + sum[i] * (1 - s));
+        }
         if (t < RUN)
+#pragma unroll
             for (int j = 0; j < TAPS; j++)
-                for (int i = 0; i < N; i++) d_w[j][i] += slope[TAPS - 1][i] * window[j][i];
-        int64_t done = first + t - (TAPS - 1);
-        if (t < TAPS - 1 || done >= a.length) continue;
+                for (int i = 0; i < N; i++) d_w[j][i] += d[t][i] * x[t + j][i];
+    }
+#pragma unroll
+    for (int t = 0; t < RUN; t++) {
+        float d_x[N];
         for (int i = 0; i < N; i++) d_x[i] = 0;
+#pragma unroll
         for (int j = 0; j < TAPS; j++)
-            for (int i = 0; i < N; i++) d_x[i] += w[TAPS - 1 - j][i] * slope[j][i];
-        store_many<N>(a.d_x + (b * a.length + done) * a.channels + c, d_x);
+            for (int i = 0; i < N; i++) d_x[i] += w[TAPS - 1 - j][i] * d[t + j][i];
+        if (first + t < a.length) store_many<N>(a.d_x + (b * a.length + first + t) * a.channels + c, d_x);
     }
 }
 

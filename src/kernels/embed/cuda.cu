@@ -51,7 +51,7 @@ enum {
     SORT_BLOCKS = 256,
     BITS_LEAST = 5,
     BITS_MOST = 10,
-    AHEAD = 4
+    AHEAD = 8
 };
 
 /* Lanes among `all` whose `key` (of `bits` bits) is this lane's. */
@@ -62,6 +62,17 @@ static __device__ inline unsigned equal_lanes(unsigned all, int key, int bits)
         all &= key >> i & 1 ? ones : ~ones;
     }
     return all;
+}
+
+/* Sum over this lane and those before it. */
+static __device__ inline int warp_scan(int x)
+{
+    int lane = (int)threadIdx.x % 32;
+    for (int step = 1; step < 32; step *= 2) {
+        int before = __shfl_up_sync(CUDA_FULL_WARP, x, step);
+        if (lane >= step) x += before;
+    }
+    return x;
 }
 
 /* One pass of a warp over its share [begin, end) of the ids. place [rows]: where the warp puts the next token
@@ -116,18 +127,19 @@ static __global__ void __launch_bounds__(SORT_THREADS)
         }
         totals[r] = sum;
     }
-    for (int step = 1; step < rows; step *= 2) { /* running sums, each row by one thread */
-        __syncthreads();
-        int sum = me < rows ? totals[me] + (me >= step ? totals[me - step] : 0) : 0;
-        __syncthreads();
-        if (me < rows) totals[me] = sum;
-    }
+    __syncthreads();
+    int mine = me < rows ? totals[me] : 0,
+        through = warp_scan(mine); /* of this row and those before it in its warp */
+    if (me % 32 == 31) room[warp] = through;
+    __syncthreads();
+    for (int w = 0; w < warp; w++) through += room[w];
+    if (me < rows) totals[me] = through - mine; /* tokens of the rows before */
     __syncthreads();
     for (int i = me; i < rows * SORT_WARPS; i += SORT_THREADS) {
         int r = i % rows;
-        place[i] += below + (r ? totals[r - 1] : 0);
+        place[i] += below + totals[r];
     }
-    if (me < rows && first + me < vocab) start[first + me + 1] = below + totals[me];
+    if (me < rows && first + me < vocab) start[first + me + 1] = below + through;
     if (blockIdx.x == 0 && me == 0) start[0] = 0;
     __syncthreads();
     sort_pass(id, begin, end, first, bits, place + warp * rows, order);
@@ -152,7 +164,28 @@ template <int N> static __device__ inline void add_to(float *to, const float (&x
     store_many<N>(to, sum);
 }
 
-/* Group of lanes: one segment, columns c .. c+N of its lane. Rows that lie in it entirely are done here. */
+enum { SEGMENT = 8 }; /* tokens on their way at once */
+
+/* What a group of lanes holds of one vocabulary row while it goes along its segment. */
+template <int N> struct embed_row {
+    int64_t id;
+    bool begun_before;    /* in an earlier segment */
+    float sum[N], old[N]; /* old: of d_weight */
+};
+
+/* A row is done in this segment, or goes on in the next one. */
+template <int N>
+static __device__ inline void put_row(const embed_sums &s, int64_t segment, int64_t c, embed_row<N> &row,
+                                      bool goes_on)
+{
+    if (row.begun_before) return store_many<N>(s.head + segment * s.a.width + c, row.sum);
+    if (goes_on) return store_many<N>(s.tail + segment * s.a.width + c, row.sum);
+    for (int i = 0; i < N; i++) row.old[i] += row.sum[i];
+    store_many<N>((float *)s.a.d_weight + row.id * s.a.width + c, row.old);
+}
+
+/* Group of lanes: one segment, columns c .. c+N of its lane. Rows of the vocabulary that lie in the segment
+ * entirely are done here. Loads of SEGMENT tokens start together: they are far apart in memory. */
 template <typename T, int N> __global__ void __launch_bounds__(THREADS) embed_segment_kernel(embed_sums s)
 {
     const embed_args &a = s.a;
@@ -160,55 +193,91 @@ template <typename T, int N> __global__ void __launch_bounds__(THREADS) embed_se
     int64_t c = ((int64_t)blockIdx.y * s.lanes + ((int)threadIdx.x & (s.lanes - 1))) * N;
     if (segment >= s.segments || c >= a.width) return;
     int64_t begin = segment * s.per_segment, end = kernel_min(s.n, begin + s.per_segment);
-    for (int64_t e = begin; e < end;) {
-        int64_t id = a.id[s.origin + s.order[e]], from = s.start[id], to = s.start[id + 1],
-                stop = kernel_min(end, to);
-        float sum[N], x[N];
-        for (int i = 0; i < N; i++) sum[i] = 0;
-        for (; e < stop; e++) {
-            int64_t first = (s.origin + s.order[e]) * a.width + c;
-            load_many<N>((const T *)a.d_y + first, x);
-            drop<N>(a, first, x);
-            for (int i = 0; i < N; i++) sum[i] += x[i];
+    int64_t before = begin > 0 ? a.id[s.origin + s.order[begin - 1]] : -1;
+    int64_t after = end < s.n ? a.id[s.origin + s.order[end]] : -1;
+    embed_row<N> row;
+    row.id = -1, row.begun_before = false;
+    for (int64_t e = begin; e < end; e += SEGMENT) {
+        float x[SEGMENT][N], old[SEGMENT][N];
+        int64_t token[SEGMENT], id[SEGMENT];
+#pragma unroll
+        for (int k = 0; k < SEGMENT; k++) token[k] = s.origin + s.order[kernel_min(e + k, end - 1)];
+#pragma unroll
+        for (int k = 0; k < SEGMENT; k++) id[k] = a.id[token[k]];
+#pragma unroll
+        for (int k = 0; k < SEGMENT; k++) {
+            load_many<N>((const T *)a.d_y + token[k] * a.width + c, x[k]);
+            load_many<N>((const float *)a.d_weight + id[k] * a.width + c, old[k]);
         }
-        if (from < begin)
-            store_many<N>(s.head + segment * a.width + c, sum);
-        else if (to > end)
-            store_many<N>(s.tail + segment * a.width + c, sum);
-        else
-            add_to<N>((float *)a.d_weight + id * a.width + c, sum);
+#pragma unroll
+        for (int k = 0; k < SEGMENT; k++)
+            if (e + k < end) {
+                if (id[k] != row.id) {
+                    if (row.id >= 0) put_row<N>(s, segment, c, row, false);
+                    row.id = id[k], row.begun_before = e + k == begin && id[k] == before;
+                    for (int i = 0; i < N; i++) row.sum[i] = 0, row.old[i] = old[k][i];
+                }
+                drop<N>(a, token[k] * a.width + c, x[k]);
+                for (int i = 0; i < N; i++) row.sum[i] += x[k][i];
+            }
+    }
+    put_row<N>(s, segment, c, row, row.id == after);
+}
+
+/* Adds what segments first, first + step, ... up to last hold of a row that began before them. */
+template <int N>
+static __device__ inline void sum_heads(const embed_sums &s, int64_t first, int64_t last, int64_t step,
+                                        int64_t c, float (&sum)[N])
+{
+#pragma unroll 4
+    for (int64_t k = first; k <= last; k += step) {
+        float x[N];
+        load_many<N>(s.head + k * s.a.width + c, x);
+        for (int i = 0; i < N; i++) sum[i] += x[i];
     }
 }
 
-/* Block: the row that starts in segment blockIdx.x and goes on beyond it, if there is one. Groups of lanes
- * share the segments it goes through. */
+/* The rows that go on beyond a segment, at the segment where they start: a group of lanes per segment; a row
+ * that goes through many is summed by all groups of the block. */
 template <int N> __global__ void __launch_bounds__(THREADS) embed_join_kernel(embed_sums s)
 {
-    CUDA_DYNAMIC_SHARED(float, room); /* [groups, lanes * N] */
+    enum { MANY = 4 };
+    CUDA_DYNAMIC_SHARED(float, room);                        /* [groups, lanes * N] */
+    __shared__ int64_t long_id[THREADS], long_last[THREADS]; /* by group */
     const embed_args &a = s.a;
-    int64_t segment = blockIdx.x, begin = segment * s.per_segment,
-            end = kernel_min(s.n, begin + s.per_segment);
-    int64_t id = a.id[s.origin + s.order[end - 1]], from = s.start[id], to = s.start[id + 1];
-    if (from < begin || to <= end) return;
     int lane = (int)threadIdx.x & (s.lanes - 1), group = (int)threadIdx.x / s.lanes,
         groups = THREADS / s.lanes;
-    int64_t c = ((int64_t)blockIdx.y * s.lanes + lane) * N, last = (to - 1) / s.per_segment;
-    float sum[N], x[N];
-    for (int i = 0; i < N; i++) sum[i] = 0;
-    if (c < a.width)
-        for (int64_t k = segment + 1 + group; k <= last; k += groups) {
-            load_many<N>(s.head + k * a.width + c, x);
-            for (int i = 0; i < N; i++) sum[i] += x[i];
-        }
-    store_many<N>(room + (group * s.lanes + lane) * N, sum);
-    __syncthreads();
-    if (group || c >= a.width) return;
-    load_many<N>(s.tail + segment * a.width + c, sum);
-    for (int g = 0; g < groups; g++) {
-        load_many<N>(room + (g * s.lanes + lane) * N, x);
-        for (int i = 0; i < N; i++) sum[i] += x[i];
+    int64_t segment = (int64_t)blockIdx.x * groups + group, c = ((int64_t)blockIdx.y * s.lanes + lane) * N;
+    int64_t begin = segment * s.per_segment, end = kernel_min(s.n, begin + s.per_segment), id = -1, last = -1;
+    if (segment < s.segments) {
+        id = a.id[s.origin + s.order[end - 1]];
+        last = s.start[id] >= begin && s.start[id + 1] > end ? (s.start[id + 1] - 1) / s.per_segment : -1;
     }
-    add_to<N>((float *)a.d_weight + id * a.width + c, sum);
+    float sum[N], x[N];
+    if (lane == 0) long_id[group] = id, long_last[group] = last - segment > MANY ? last : -1;
+    if (last >= 0 && last - segment <= MANY && c < a.width) {
+        load_many<N>(s.tail + segment * a.width + c, sum);
+        sum_heads<N>(s, segment + 1, last, 1, c, sum);
+        add_to<N>((float *)a.d_weight + id * a.width + c, sum);
+    }
+    __syncthreads();
+    for (int g = 0; g < groups; g++) {
+        if (long_last[g] < 0) continue; /* the same for all threads */
+        int64_t start = (int64_t)blockIdx.x * groups + g;
+        for (int i = 0; i < N; i++) sum[i] = 0;
+        if (c < a.width) sum_heads<N>(s, start + 1 + group, long_last[g], groups, c, sum);
+        store_many<N>(room + (group * s.lanes + lane) * N, sum);
+        __syncthreads();
+        if (group == 0 && c < a.width) {
+            load_many<N>(s.tail + start * a.width + c, sum);
+            for (int other = 0; other < groups; other++) {
+                load_many<N>(room + (other * s.lanes + lane) * N, x);
+                for (int i = 0; i < N; i++) sum[i] += x[i];
+            }
+            add_to<N>((float *)a.d_weight + long_id[g] * a.width + c, sum);
+        }
+        __syncthreads();
+    }
 }
 
 /* Thread: columns c .. c+N of one position's row, over the sequences in order. */
@@ -232,7 +301,7 @@ template <typename T, int N> __global__ void __launch_bounds__(THREADS) embed_po
 }
 
 /* ---- launches ---- */
-enum { SEGMENT_LEAST = 16, TOKENS_AT_ONCE = 1 << 20 };
+enum { TOKENS_AT_ONCE = 1 << 20 };
 
 /* Gradients of at most TOKENS_AT_ONCE tokens. */
 template <typename T, int N> static void embed_tokens(const kernel_run *run, embed_sums s)
@@ -246,7 +315,7 @@ template <typename T, int N> static void embed_tokens(const kernel_run *run, emb
            starts = kernel_round64((size_t)(vocab + 1) * sizeof(int32_t));
     int64_t room = (KERNEL_SCRATCH_CUDA - (int64_t)(list + starts)) / (2 * width * (int64_t)sizeof(float));
     s.order = (int32_t *)scratch, s.start = (int32_t *)(scratch + list);
-    s.per_segment = kernel_max(SEGMENT_LEAST, kernel_blocks(s.n, kernel_max(1, room)));
+    s.per_segment = kernel_max(SEGMENT, kernel_blocks(s.n, kernel_max(1, room)));
     s.segments = kernel_blocks(s.n, s.per_segment);
     s.head = (float *)(scratch + list + starts), s.tail = s.head + s.segments * width;
     s.lanes = lanes_for(width / N);
@@ -257,8 +326,8 @@ template <typename T, int N> static void embed_tokens(const kernel_run *run, emb
     cuda_launch(embed_segment_kernel<T, N>,
                 dim3((unsigned)kernel_blocks(s.segments * s.lanes, THREADS), slabs), dim3(THREADS), 0, stream,
                 s);
-    cuda_launch(embed_join_kernel<N>, dim3((unsigned)s.segments, slabs), dim3(THREADS),
-                THREADS * N * sizeof(float), stream, s);
+    cuda_launch(embed_join_kernel<N>, dim3((unsigned)kernel_blocks(s.segments * s.lanes, THREADS), slabs),
+                dim3(THREADS), THREADS * N * sizeof(float), stream, s);
 }
 
 template <typename T, int N> static void embed_backward_as(const kernel_run *run, const embed_args *a)

@@ -7,7 +7,7 @@
 typedef float real; /* of SLOTS_FIRST_GATE */
 #include "kernels/gates/first.h"
 
-enum { LANES = 32, PIECES = 32, THREADS = 256 };
+enum { LANES = 16, PIECES = 64, BATCH = 8, THREADS = 256 };
 
 /* Running log-sum z and one more term s: z' = log(e^z + e^s). -infinity: nothing yet. */
 static __device__ inline float log_add(float z, float s)
@@ -37,29 +37,54 @@ template <typename T> static __device__ inline gate_piece piece_of(const gate_sh
             live ? a.length * (y + 1) / PIECES : 0, live};
 }
 
+/* BATCH tokens from t on, downwards where step is -1; beyond [first, last) they are `otherwise`. They are on
+ * their way together before the first is used. */
+template <typename T>
+static __device__ inline void load_batch(const gate_shape<T> &a, const T *x, const gate_piece &p, int64_t t,
+                                         int step, float otherwise, float (&v)[BATCH])
+{
+#pragma unroll
+    for (int i = 0; i < BATCH; i++) {
+        int64_t at = t + i * step;
+        v[i] = at >= p.first && at < p.last ? cuda_load(x + p.start + at * a.channels) : otherwise;
+    }
+}
+
 template <typename T>
 __global__ void __launch_bounds__(LANES *PIECES) slots_gate_forward_kernel(gate_shape<T> a)
 {
     __shared__ float room[PIECES][LANES];
     gate_piece p = piece_of(a);
-    float z = p.live && a.state_in ? a.state_in[p.state] : -INFINITY, sum = -INFINITY;
-    for (int64_t t = p.first; t < p.last; t++) sum = log_add(sum, cuda_load(a.s + p.start + t * a.channels));
-    room[threadIdx.y][threadIdx.x] = sum;
-    __syncthreads();
-    for (int y = 0; y < (int)threadIdx.y; y++) z = log_add(z, room[y][threadIdx.x]);
-    for (int64_t t = p.first; t < p.last; t++) {
-        int64_t e = p.start + t * a.channels;
-        float s = cuda_load(a.s + e);
-        if (z == -INFINITY) {
-            cuda_store(a.g + e, SLOTS_FIRST_GATE);
-            z = s;
-            continue;
-        }
-        float g = -softplus_of(s - z);
-        cuda_store(a.g + e, g);
-        z -= g;
+    int x = (int)threadIdx.x, y = (int)threadIdx.y;
+    float z = p.live && a.state_in ? a.state_in[p.state] : -INFINITY, sum = -INFINITY, s[BATCH];
+    for (int64_t t = p.first; t < p.last; t += BATCH) {
+        load_batch(a, a.s, p, t, 1, -INFINITY, s);
+        float most = s[0], total = 0;
+        for (int i = 1; i < BATCH; i++) most = fmaxf(most, s[i]);
+        for (int i = 0; i < BATCH; i++) total += most == -INFINITY ? 0 : expf(s[i] - most);
+        sum = log_add(sum, most + logf(total));
     }
-    if (p.live && a.state_out && threadIdx.y == PIECES - 1) a.state_out[p.state] = z;
+    room[y][x] = sum;
+    for (int step = 1; step < PIECES; step *= 2) { /* running log-sums over the pieces */
+        __syncthreads();
+        float before = y >= step ? room[y - step][x] : -INFINITY;
+        __syncthreads();
+        room[y][x] = sum = log_add(sum, before);
+    }
+    __syncthreads();
+    if (y > 0) z = log_add(z, room[y - 1][x]);
+    for (int64_t t = p.first; t < p.last; t += BATCH) {
+        load_batch(a, a.s, p, t, 1, 0, s);
+#pragma unroll
+        for (int i = 0; i < BATCH; i++) {
+            if (t + i >= p.last) break;
+            bool first = z == -INFINITY;
+            float g = first ? SLOTS_FIRST_GATE : -softplus_of(s[i] - z);
+            cuda_store(a.g + p.start + (t + i) * a.channels, g);
+            z = first ? s[i] : z - g;
+        }
+    }
+    if (p.live && a.state_out && y == PIECES - 1) a.state_out[p.state] = z;
 }
 
 /* What a later token hands to the earlier ones: F_t = e^{g_t} F_{t+1} + (1 - e^{g_t}) d_g_t; then d_s_t =
@@ -69,25 +94,40 @@ __global__ void __launch_bounds__(LANES *PIECES) slots_gate_backward_kernel(gate
 {
     __shared__ float keeps[PIECES][LANES], adds[PIECES][LANES];
     gate_piece p = piece_of(a);
+    int x = (int)threadIdx.x, y = (int)threadIdx.y;
     bool fresh = !a.state_in || (p.live && a.state_in[p.state] == -INFINITY);
-    float keep = 1, added = 0;
-    for (int64_t t = p.last - 1; t >= p.first; t--) {
-        int64_t e = p.start + t * a.channels;
-        float g = cuda_load(a.g + e), d_g = fresh && t == 0 ? 0 : cuda_load(a.d_g + e), k = expf(g);
-        keep *= k;
-        added = k * added - expm1f(g) * d_g;
+    float keep = 1, added = 0, g[BATCH], d_g[BATCH];
+    for (int64_t t = p.last - 1; t >= p.first; t -= BATCH) {
+        load_batch(a, (const T *)a.g, p, t, -1, 0, g); /* a token beyond the piece keeps everything */
+        load_batch(a, a.d_g, p, t, -1, 0, d_g);
+#pragma unroll
+        for (int i = 0; i < BATCH; i++) {
+            keep *= expf(g[i]);
+            added = expf(g[i]) * added - expm1f(g[i]) * (fresh && t - i == 0 ? 0 : d_g[i]);
+        }
     }
-    keeps[threadIdx.y][threadIdx.x] = keep;
-    adds[threadIdx.y][threadIdx.x] = added;
+    for (int step = 1; step < PIECES; step *= 2) { /* what all later pieces do together */
+        keeps[y][x] = keep, adds[y][x] = added;
+        __syncthreads();
+        bool more = y + step < PIECES;
+        float keep_later = more ? keeps[y + step][x] : 1, added_later = more ? adds[y + step][x] : 0;
+        __syncthreads();
+        added = keep * added_later + added;
+        keep *= keep_later;
+    }
+    adds[y][x] = added;
     __syncthreads();
-    float later = 0;
-    for (int y = PIECES - 1; y > (int)threadIdx.y; y--)
-        later = keeps[y][threadIdx.x] * later + adds[y][threadIdx.x];
-    for (int64_t t = p.last - 1; t >= p.first; t--) {
-        int64_t e = p.start + t * a.channels;
-        float g = cuda_load(a.g + e), d_g = fresh && t == 0 ? 0 : cuda_load(a.d_g + e), write = -expm1f(g);
-        cuda_store(a.d_s + e, write * (later - d_g));
-        later = expf(g) * later + write * d_g;
+    float later = y + 1 < PIECES ? adds[y + 1][x] : 0;
+    for (int64_t t = p.last - 1; t >= p.first; t -= BATCH) {
+        load_batch(a, (const T *)a.g, p, t, -1, 0, g);
+        load_batch(a, a.d_g, p, t, -1, 0, d_g);
+#pragma unroll
+        for (int i = 0; i < BATCH; i++) {
+            if (t - i < p.first) break;
+            float d = fresh && t - i == 0 ? 0 : d_g[i], write = -expm1f(g[i]);
+            cuda_store(a.d_s + p.start + (t - i) * a.channels, write * (later - d));
+            later = expf(g[i]) * later + write * d;
+        }
     }
 }
 

@@ -1,16 +1,16 @@
 /* Normalisations on a CUDA device. All four are one formula,
  *     y = (x - mean) rstd weight SiLU(gate) + bias,   rstd = 1 / sqrt(share sum((x - mean)^2) + eps),
  * with parts left out: rmsnorm has no mean, headnorm has a gate, l2norm has share = 1 and neither weight nor
- * gate. A row lies on a group of up to 32 lanes and is read again, out of the first-level cache, for each
- * pass over it. Gradients of weight and bias are summed by each block over its rows and then over blocks. */
+ * gate. A row lies in the registers of a group of up to 32 lanes. Gradients of weight and bias are summed by
+ * each block over its rows and then over blocks. */
 #include "kernels/cuda_vector.h"
 #include "kernels/norm/norm.h"
 
-enum { THREADS = 256, WIDEST = 1024 /* for sums in registers */ };
+enum { THREADS = 256, WIDEST = 1024 /* for a row in registers */ };
 
 template <typename T> struct norm_rows {
     int64_t rows, width;
-    int lanes; /* per row */
+    int lanes, shift; /* per row: 2^shift */
     int centred;
     float share, eps;
     const T *x, *gate;
@@ -28,139 +28,150 @@ static __device__ inline float silu_of(float x)
     return x * sigmoid_of(x);
 }
 
-/* sum of (x - mean)^2, or of x where `squares` is 0, over this lane's columns [from, width). */
-template <typename T, int N>
-static __device__ inline float lane_sum(const T *x, int64_t from, int64_t step, int64_t width, float mean,
-                                        int squares)
+/* A lane's columns of one row: K accesses of N elements, `step` apart; beyond the width they are 0. */
+template <int N, int K> struct norm_lane {
+    int64_t from, step, width;
+    __device__ int64_t column(int k) const { return from + k * step; }
+    __device__ bool inside(int k) const { return column(k) < width; }
+};
+
+template <typename E, int N, int K>
+static __device__ inline void lane_load(const norm_lane<N, K> &at, const E *row, float (&x)[K][N])
 {
-    float v[N], sum = 0;
-    for (int64_t c = from; c < width; c += step) {
-        load_many<N>(x + c, v);
-        for (int i = 0; i < N; i++) sum += squares ? (v[i] - mean) * (v[i] - mean) : v[i];
-    }
+#pragma unroll
+    for (int k = 0; k < K; k++)
+        if (at.inside(k))
+            load_many<N>(row + at.column(k), x[k]);
+        else
+            for (int i = 0; i < N; i++) x[k][i] = 0;
+}
+
+template <typename E, int N, int K>
+static __device__ inline void lane_store(const norm_lane<N, K> &at, E *row, const float (&x)[K][N])
+{
+#pragma unroll
+    for (int k = 0; k < K; k++)
+        if (at.inside(k)) store_many<N>(row + at.column(k), x[k]);
+}
+
+/* sum of (x - mean)^2 over the lane's columns. */
+template <int N, int K>
+static __device__ inline float lane_squares(const norm_lane<N, K> &at, const float (&x)[K][N], float mean)
+{
+    float sum = 0;
+#pragma unroll
+    for (int k = 0; k < K; k++)
+        if (at.inside(k))
+            for (int i = 0; i < N; i++) sum += (x[k][i] - mean) * (x[k][i] - mean);
     return sum;
 }
 
-template <typename T, int N> __global__ void __launch_bounds__(THREADS) norm_forward_kernel(norm_rows<T> a)
+/* One row per group of lanes. */
+template <typename T, int N, int K>
+__global__ void __launch_bounds__(THREADS) norm_forward_kernel(norm_rows<T> a)
 {
     int lane = (int)threadIdx.x & (a.lanes - 1);
-    int64_t row = ((int64_t)blockIdx.x * THREADS + threadIdx.x) / a.lanes, width = a.width;
+    int64_t row = ((int64_t)blockIdx.x * THREADS + threadIdx.x) >> a.shift, width = a.width,
+            at0 = row * width;
     bool live = row < a.rows;
-    const T *x = a.x + row * width;
-    int64_t from = live ? (int64_t)lane * N : width, step = (int64_t)a.lanes * N;
-    float mean = 0;
-    if (a.centred) mean = lanes_sum(lane_sum<T, N>(x, from, step, width, 0, 0), a.lanes) * a.share;
-    float squares = lanes_sum(lane_sum<T, N>(x, from, step, width, mean, 1), a.lanes);
-    float rstd = 1 / sqrtf(squares * a.share + a.eps);
-    float v[N], w[N], extra[N];
-    for (int64_t c = from; c < width; c += step) {
-        load_many<N>(x + c, v);
-        for (int i = 0; i < N; i++) v[i] = (v[i] - mean) * rstd;
-        if (a.weight) {
-            load_many<N>(a.weight + c, w);
-            for (int i = 0; i < N; i++) v[i] *= w[i];
-        }
-        if (a.gate) {
-            load_many<N>(a.gate + row * width + c, extra);
-            for (int i = 0; i < N; i++) v[i] *= silu_of(extra[i]);
-        }
-        if (a.bias) {
-            load_many<N>(a.bias + c, extra);
-            for (int i = 0; i < N; i++) v[i] += extra[i];
-        }
-        store_many<N>(a.y + row * width + c, v);
+    norm_lane<N, K> at = {live ? (int64_t)lane * N : width, (int64_t)a.lanes * N, width};
+    float x[K][N], w[K][N], extra[K][N], mean = 0;
+    lane_load(at, a.x + at0, x);
+    if (a.weight) lane_load(at, a.weight, w);
+    if (a.gate)
+        lane_load(at, a.gate + at0, extra);
+    else if (a.bias)
+        lane_load(at, a.bias, extra);
+    if (a.centred) {
+        for (int k = 0; k < K; k++)
+            for (int i = 0; i < N; i++) mean += x[k][i];
+        mean = lanes_sum(mean, a.lanes) * a.share;
     }
+    float rstd = 1 / sqrtf(lanes_sum(lane_squares(at, x, mean), a.lanes) * a.share + a.eps);
+#pragma unroll
+    for (int k = 0; k < K; k++)
+        for (int i = 0; i < N; i++) {
+            x[k][i] = (x[k][i] - mean) * rstd * (a.weight ? w[k][i] : 1);
+            x[k][i] = a.gate ? x[k][i] * silu_of(extra[k][i]) : a.bias ? x[k][i] + extra[k][i] : x[k][i];
+        }
+    lane_store(at, a.y + at0, x);
     if (!live || lane) return;
     if (a.mean) a.mean[row] = mean;
     if (a.rstd) a.rstd[row] = rstd;
 }
 
-/* One step of backward at columns c .. c+N: what all passes need. */
-template <int N> struct norm_step {
-    float xhat[N], w[N], d[N], gate[N]; /* normalised x, weight, d_y SiLU(gate), d_y SiLU'(gate) */
-};
-
-template <typename T, int N>
-static __device__ inline void norm_step_load(const norm_rows<T> &a, int64_t row, int64_t c, float mean,
-                                             float rstd, norm_step<N> &s)
+/* The normalised x, d = d_y SiLU(gate) and, where there is a gate, d_y SiLU'(gate), at some columns. */
+template <int N>
+static __device__ inline void norm_slopes(bool gated, float mean, float rstd, float (&x)[N], float (&d)[N],
+                                          float (&gate)[N])
 {
-    load_many<N>(a.x + row * a.width + c, s.xhat);
-    load_many<N>(a.d_y + row * a.width + c, s.d);
-    for (int i = 0; i < N; i++) s.xhat[i] = (s.xhat[i] - mean) * rstd, s.w[i] = 1;
-    if (a.weight) load_many<N>(a.weight + c, s.w);
-    if (!a.gate) return;
-    load_many<N>(a.gate + row * a.width + c, s.gate);
     for (int i = 0; i < N; i++) {
-        float g = s.gate[i], sigmoid = sigmoid_of(g), d = s.d[i];
-        s.d[i] = d * g * sigmoid;
-        s.gate[i] = d * sigmoid * (1 + g * (1 - sigmoid));
+        x[i] = (x[i] - mean) * rstd;
+        if (!gated) continue;
+        float g = gate[i], sigmoid = sigmoid_of(g), d_y = d[i];
+        d[i] = d_y * g * sigmoid;
+        gate[i] = d_y * sigmoid * (1 + g * (1 - sigmoid));
     }
 }
 
-/* Gradients of one row; d_x = rstd (w d - xhat mean(xhat w d) [- mean(w d)]). Adds to the sums of this lane's
- * columns where K > 0. */
+/* Gradients of one row: d_x = rstd (w d - xhat mean(xhat w d) [- mean(w d)]). Adds to the sums of the lane's
+ * columns. */
 template <typename T, int N, int K>
 static __device__ inline void norm_backward_row(const norm_rows<T> &a, int64_t row, bool live, int lane,
-                                                float (&d_weight)[K ? K : 1][N],
-                                                float (&d_bias)[K ? K : 1][N])
+                                                float (&d_weight)[K][N], float (&d_bias)[K][N])
 {
-    int64_t width = a.width, from = live ? (int64_t)lane * N : width, step = (int64_t)a.lanes * N;
-    float mean = live && a.centred ? a.mean[row] : 0, rstd = 1;
-    if (a.rstd)
-        rstd = live ? a.rstd[row] : 1;
-    else
-        rstd = 1 / sqrtf(lanes_sum(lane_sum<T, N>(a.x + row * width, from, step, width, 0, 1), a.lanes) *
-                             a.share +
-                         a.eps);
-    norm_step<N> s;
-    float along = 0, level = 0;
-    for (int64_t c = from; c < width; c += step) {
-        norm_step_load<T, N>(a, row, c, mean, rstd, s);
-        for (int i = 0; i < N; i++) along += s.xhat[i] * s.w[i] * s.d[i], level += s.w[i] * s.d[i];
+    int64_t width = a.width, at0 = row * width;
+    norm_lane<N, K> at = {live ? (int64_t)lane * N : width, (int64_t)a.lanes * N, width};
+    float x[K][N], d[K][N], w[K][N], gate[K][N], more[K][N];
+    lane_load(at, a.x + at0, x);
+    lane_load(at, a.d_y + at0, d);
+    if (a.gate) lane_load(at, a.gate + at0, gate);
+    if (a.d_residual) lane_load(at, a.d_residual + at0, more);
+    if (a.weight) lane_load(at, a.weight, w);
+    float mean = live && a.centred ? a.mean[row] : 0, rstd = live && a.rstd ? a.rstd[row] : 1, along = 0,
+          level = 0;
+    if (!a.rstd) rstd = 1 / sqrtf(lanes_sum(lane_squares(at, x, 0), a.lanes) * a.share + a.eps);
+#pragma unroll
+    for (int k = 0; k < K; k++) {
+        norm_slopes<N>(a.gate != NULL, mean, rstd, x[k], d[k], gate[k]);
+        if (at.inside(k))
+            for (int i = 0; i < N; i++) {
+                d_weight[k][i] += x[k][i] * d[k][i], d_bias[k][i] += d[k][i];
+                w[k][i] = a.weight ? w[k][i] : 1;
+                along += x[k][i] * w[k][i] * d[k][i], level += w[k][i] * d[k][i];
+            }
     }
     along = lanes_sum(along, a.lanes) * a.share;
     level = a.centred ? lanes_sum(level, a.lanes) * a.share : 0;
-    for (int k = 0; k < (K ? K : 1); k++) {
-        int64_t c = from + k * step;
-        for (; c < width; c += K ? width : step) { /* once where K > 0 */
-            norm_step_load<T, N>(a, row, c, mean, rstd, s);
-            float d_x[N], more[N];
-            for (int i = 0; i < N; i++) {
-                d_x[i] = rstd * (s.w[i] * s.d[i] - s.xhat[i] * along - level);
-                if (K) d_weight[k][i] += s.xhat[i] * s.d[i], d_bias[k][i] += s.d[i];
-            }
-            if (a.d_residual) {
-                load_many<N>(a.d_residual + row * width + c, more);
-                for (int i = 0; i < N; i++) d_x[i] += more[i];
-            }
-            store_many<N>(a.d_x + row * width + c, d_x);
-            if (a.gate) {
-                for (int i = 0; i < N; i++) more[i] = s.gate[i] * s.xhat[i] * s.w[i];
-                store_many<N>(a.d_gate + row * width + c, more);
-            }
+#pragma unroll
+    for (int k = 0; k < K; k++)
+        for (int i = 0; i < N; i++) {
+            gate[k][i] = a.gate ? gate[k][i] * x[k][i] * w[k][i] : 0;
+            x[k][i] = rstd * (w[k][i] * d[k][i] - x[k][i] * along - level) + (a.d_residual ? more[k][i] : 0);
         }
-    }
+    lane_store(at, a.d_x + at0, x);
+    if (a.gate) lane_store(at, a.d_gate + at0, gate);
 }
 
-/* Block b takes rows [b, b+1) * rows / blocks. K: accesses of a lane to its row, for which it keeps sums; 0:
- * any number, no sums. */
+/* Block b takes rows [b, b+1) * rows / blocks. Where sums are wanted (a.part) it leaves its own. */
 template <typename T, int N, int K>
 __global__ void __launch_bounds__(THREADS) norm_backward_kernel(norm_rows<T> a)
 {
     CUDA_DYNAMIC_SHARED(float, room); /* [groups, width] */
-    int lane = (int)threadIdx.x & (a.lanes - 1), group = (int)threadIdx.x / a.lanes,
-        groups = THREADS / a.lanes;
+    int lane = (int)threadIdx.x & (a.lanes - 1), group = (int)threadIdx.x >> a.shift,
+        groups = THREADS >> a.shift;
     int64_t first = a.rows * blockIdx.x / gridDim.x, last = a.rows * (blockIdx.x + 1) / gridDim.x;
-    float d_weight[K ? K : 1][N] = {}, d_bias[K ? K : 1][N] = {};
+    float d_weight[K][N] = {}, d_bias[K][N] = {};
     for (int64_t base = first; base < last; base += groups)
         norm_backward_row<T, N, K>(a, base + group, base + group < last, lane, d_weight, d_bias);
-    if (!K) return;
+    if (!a.part) return;
     float *part = a.part + (int64_t)blockIdx.x * a.width * (1 + a.with_bias);
+    norm_lane<N, K> at = {(int64_t)lane * N, (int64_t)a.lanes * N, a.width};
     for (int bias = 0; bias <= a.with_bias; bias++, part += a.width) {
-        for (int k = 0; k < K; k++) {
-            int64_t c = ((int64_t)k * a.lanes + lane) * N;
-            if (c < a.width) store_many<N>(room + group * a.width + c, bias ? d_bias[k] : d_weight[k]);
-        }
+        if (bias)
+            lane_store(at, room + group * a.width, d_bias);
+        else
+            lane_store(at, room + group * a.width, d_weight);
         __syncthreads();
         for (int64_t c = threadIdx.x; c < a.width; c += THREADS) {
             float sum = 0;
@@ -171,98 +182,143 @@ __global__ void __launch_bounds__(THREADS) norm_backward_kernel(norm_rows<T> a)
     }
 }
 
-/* Sums for d_weight and d_bias of rows too wide for norm_backward_kernel: a thread per column, block (x, y)
- * takes a share of the rows. */
+/* ---- rows wider than a warp holds: a warp per row that goes over it several times ---- */
+template <typename T>
+static __device__ inline float wide_sum(const T *x, int64_t width, float mean, int squares)
+{
+    float sum = 0;
+    for (int64_t c = threadIdx.x % 32; c < width; c += 32) {
+        float v = cuda_load(x + c) - mean;
+        sum += squares ? v * v : v;
+    }
+    return warp_sum(sum);
+}
+
+template <typename T> __global__ void __launch_bounds__(THREADS) norm_forward_wide_kernel(norm_rows<T> a)
+{
+    int64_t row = ((int64_t)blockIdx.x * THREADS + threadIdx.x) / 32, width = a.width, at0 = row * width;
+    if (row >= a.rows) return;
+    float mean = a.centred ? wide_sum(a.x + at0, width, 0, 0) * a.share : 0;
+    float rstd = 1 / sqrtf(wide_sum(a.x + at0, width, mean, 1) * a.share + a.eps);
+    for (int64_t c = threadIdx.x % 32; c < width; c += 32) {
+        float y = (cuda_load(a.x + at0 + c) - mean) * rstd * (a.weight ? a.weight[c] : 1);
+        if (a.gate) y *= silu_of(cuda_load(a.gate + at0 + c));
+        cuda_store(a.y + at0 + c, a.bias ? y + a.bias[c] : y);
+    }
+    if (threadIdx.x % 32) return;
+    if (a.mean) a.mean[row] = mean;
+    if (a.rstd) a.rstd[row] = rstd;
+}
+
+/* Column c of a row for backward: x to xhat, d_y to d, gate as norm_slopes leaves it. */
+template <typename T>
+static __device__ inline void wide_slopes(const norm_rows<T> &a, int64_t at, float mean, float rstd,
+                                          float (&x)[1], float (&d)[1], float (&gate)[1])
+{
+    x[0] = cuda_load(a.x + at), d[0] = cuda_load(a.d_y + at), gate[0] = a.gate ? cuda_load(a.gate + at) : 0;
+    norm_slopes<1>(a.gate != NULL, mean, rstd, x, d, gate);
+}
+
+template <typename T> __global__ void __launch_bounds__(THREADS) norm_backward_wide_kernel(norm_rows<T> a)
+{
+    int64_t row = ((int64_t)blockIdx.x * THREADS + threadIdx.x) / 32, width = a.width, at0 = row * width;
+    if (row >= a.rows) return;
+    float mean = a.centred ? a.mean[row] : 0, rstd, along = 0, level = 0, x[1], d[1], gate[1];
+    rstd = a.rstd ? a.rstd[row] : 1 / sqrtf(wide_sum(a.x + at0, width, 0, 1) * a.share + a.eps);
+    for (int64_t c = threadIdx.x % 32; c < width; c += 32) {
+        wide_slopes(a, at0 + c, mean, rstd, x, d, gate);
+        float w = a.weight ? a.weight[c] : 1;
+        along += x[0] * w * d[0], level += w * d[0];
+    }
+    along = warp_sum(along) * a.share, level = a.centred ? warp_sum(level) * a.share : 0;
+    for (int64_t c = threadIdx.x % 32; c < width; c += 32) {
+        wide_slopes(a, at0 + c, mean, rstd, x, d, gate);
+        float w = a.weight ? a.weight[c] : 1, d_x = rstd * (w * d[0] - x[0] * along - level);
+        if (a.d_residual) d_x += cuda_load(a.d_residual + at0 + c);
+        cuda_store(a.d_x + at0 + c, d_x);
+        if (a.gate) cuda_store(a.d_gate + at0 + c, gate[0] * x[0] * w);
+    }
+}
+
+/* Their sums for d_weight and d_bias: a thread per column, block (x, y) takes a share of the rows. */
 template <typename T> __global__ void __launch_bounds__(THREADS) norm_columns_kernel(norm_rows<T> a)
 {
     int64_t c = (int64_t)blockIdx.x * THREADS + threadIdx.x;
     if (c >= a.width) return;
     int64_t first = a.rows * blockIdx.y / gridDim.y, last = a.rows * (blockIdx.y + 1) / gridDim.y;
-    float weight = 0, bias = 0;
+    float weight = 0, bias = 0, x[1], d[1], gate[1];
     for (int64_t row = first; row < last; row++) {
-        norm_step<1> s;
-        norm_step_load<T, 1>(a, row, c, a.centred ? a.mean[row] : 0, a.rstd[row], s);
-        weight += s.xhat[0] * s.d[0], bias += s.d[0];
+        wide_slopes(a, row * a.width + c, a.centred ? a.mean[row] : 0, a.rstd[row], x, d, gate);
+        weight += x[0] * d[0], bias += d[0];
     }
     float *part = a.part + (int64_t)blockIdx.y * a.width * (1 + a.with_bias);
     part[c] = weight;
     if (a.with_bias) part[a.width + c] = bias;
 }
 
-template <typename T> static bool norm_aligned(const norm_rows<T> &a)
+/* ---- launches ---- */
+
+/* Whether rows fit a warp's registers, in 16-byte accesses; sets the lanes of a row. */
+template <typename T> static bool norm_fits(norm_rows<T> &a)
 {
-    return a.width % vector_of<T>::N == 0 && all_aligned(a.x, a.gate, a.weight, a.bias, a.y) &&
+    a.lanes = lanes_for(a.width / vector_of<T>::N);
+    for (a.shift = 0; 1 << a.shift < a.lanes;) a.shift++;
+    return a.width % vector_of<T>::N == 0 && a.width <= WIDEST &&
+           all_aligned(a.x, a.gate, a.weight, a.bias, a.y) &&
            all_aligned(a.d_y, a.d_residual, a.d_x, a.d_gate);
 }
 
-template <typename T, int N> static void norm_forward_as(const kernel_run *run, norm_rows<T> a)
-{
-    a.lanes = lanes_for(kernel_blocks(a.width, N));
-    cuda_launch(norm_forward_kernel<T, N>, dim3((unsigned)kernel_blocks(a.rows * a.lanes, THREADS)),
-                dim3(THREADS), 0, (cudaStream_t)run->stream, a);
-}
-
-template <typename T> static void norm_forward(const kernel_run *run, const norm_rows<T> &a)
-{
-    if (a.rows <= 0 || a.width <= 0) return;
-    if (norm_aligned(a))
-        norm_forward_as<T, vector_of<T>::N>(run, a);
-    else
-        norm_forward_as<T, 1>(run, a);
-}
-
-template <typename T, int N, int K>
-static void norm_backward_as(const kernel_run *run, norm_rows<T> a, int64_t most_blocks)
-{
-    a.lanes = lanes_for(kernel_blocks(a.width, N));
-    int64_t groups = THREADS / a.lanes, blocks = kernel_min(kernel_blocks(a.rows, groups), most_blocks);
-    size_t shared = K ? (size_t)(groups * a.width) * sizeof(float) : 0;
-    cuda_launch(norm_backward_kernel<T, N, K>, dim3((unsigned)blocks), dim3(THREADS), shared,
-                (cudaStream_t)run->stream, a);
-}
-
-/* With sums: at most WIDEST columns, 16-byte accesses. */
-template <typename T>
-static void norm_backward_sums(const kernel_run *run, const norm_rows<T> &a, int64_t blocks)
+/* The kernel for a row's accesses per lane. */
+template <typename T> static void (*forward_kernel(const norm_rows<T> &a))(norm_rows<T>)
 {
     enum { N = vector_of<T>::N };
     int64_t steps = kernel_blocks(a.width, 32 * N);
-    if (steps <= 1)
-        norm_backward_as<T, N, 1>(run, a, blocks);
-    else if (steps <= 2)
-        norm_backward_as<T, N, 2>(run, a, blocks);
-    else if (steps <= 4)
-        norm_backward_as<T, N, 4>(run, a, blocks);
-    else
-        norm_backward_as<T, N, WIDEST / 32 / N>(run, a, blocks);
+    return steps <= 1   ? norm_forward_kernel<T, N, 1>
+           : steps <= 2 ? norm_forward_kernel<T, N, 2>
+           : steps <= 4 ? norm_forward_kernel<T, N, 4>
+                        : norm_forward_kernel<T, N, WIDEST / 32 / N>;
+}
+template <typename T> static void (*backward_kernel(const norm_rows<T> &a))(norm_rows<T>)
+{
+    enum { N = vector_of<T>::N };
+    int64_t steps = kernel_blocks(a.width, 32 * N);
+    return steps <= 1   ? norm_backward_kernel<T, N, 1>
+           : steps <= 2 ? norm_backward_kernel<T, N, 2>
+           : steps <= 4 ? norm_backward_kernel<T, N, 4>
+                        : norm_backward_kernel<T, N, WIDEST / 32 / N>;
+}
+
+template <typename T> static void norm_forward(const kernel_run *run, norm_rows<T> a)
+{
+    if (a.rows <= 0 || a.width <= 0) return;
+    bool fits = norm_fits(a);
+    cuda_launch(fits ? forward_kernel(a) : norm_forward_wide_kernel<T>,
+                dim3((unsigned)kernel_blocks(a.rows * (fits ? a.lanes : 32), THREADS)), dim3(THREADS), 0,
+                (cudaStream_t)run->stream, a);
 }
 
 /* Overwrites d_x and d_gate, adds to d_weight and d_bias (NULL: not wanted). */
 template <typename T>
 static void norm_backward(const kernel_run *run, norm_rows<T> a, float *d_weight, float *d_bias)
 {
-    enum { MANY = 1 << 20 };
     if (a.rows <= 0 || a.width <= 0) return;
     cudaStream_t stream = (cudaStream_t)run->stream;
-    bool aligned = norm_aligned(a);
+    bool fits = norm_fits(a);
     a.with_bias = d_bias != NULL;
-    a.part = (float *)run->scratch;
-    int64_t columns = a.width * (1 + a.with_bias), parts = 0;
-    if (d_weight && aligned && a.width <= WIDEST) {
-        int64_t groups = THREADS / lanes_for(kernel_blocks(a.width, vector_of<T>::N));
-        parts = parts_for(kernel_blocks(a.rows, groups), columns);
-        norm_backward_sums(run, a, parts);
+    a.part = d_weight ? (float *)run->scratch : NULL;
+    int64_t columns = a.width * (1 + a.with_bias), groups = THREADS / a.lanes,
+            parts = parts_for(kernel_blocks(a.rows, fits ? groups : 16), columns);
+    if (fits) {
+        int64_t blocks = d_weight ? parts : kernel_blocks(a.rows, groups);
+        cuda_launch(backward_kernel(a), dim3((unsigned)blocks), dim3(THREADS),
+                    (size_t)(groups * a.width) * sizeof(float), stream, a);
     } else {
-        if (d_weight) { /* first: d_x may be where d_y is */
-            parts = parts_for(kernel_blocks(a.rows, 16), columns);
+        if (d_weight) /* first: d_x may be where d_y is */
             cuda_launch(norm_columns_kernel<T>,
                         dim3((unsigned)kernel_blocks(a.width, THREADS), (unsigned)parts), dim3(THREADS), 0,
                         stream, a);
-        }
-        if (aligned)
-            norm_backward_as<T, vector_of<T>::N, 0>(run, a, MANY);
-        else
-            norm_backward_as<T, 1, 0>(run, a, MANY);
+        cuda_launch(norm_backward_wide_kernel<T>, dim3((unsigned)kernel_blocks(a.rows * 32, THREADS)),
+                    dim3(THREADS), 0, stream, a);
     }
     if (d_weight) column_sums<float>(stream, a.part, parts, columns, a.width, d_weight, d_bias);
 }

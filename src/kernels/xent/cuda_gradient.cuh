@@ -52,15 +52,17 @@ static __device__ inline void put_rows(const xent_block &b, int64_t i, int64_t t
     float share = scale * exp2f(l.top_k - l.log2_sum);
     for (int64_t base = 0; base < a.width; base += 32 * N) { /* all lanes: there are shuffles */
         int64_t c = base + (int)threadIdx.x % 32 * N;
+        bool live = c < a.width;
+        const bf16 *from = b.sums + i * a.width + (live ? c : 0);
         float sum[N] = {}, x[N];
+#pragma unroll 8
         for (int s = 0; s < b.splits; s++) {
             float weight = __shfl_sync(CUDA_FULL_WARP, l.weight, s);
-            if (c >= a.width) continue;
-            load_many<N>(b.sums + (s * b.padded + i) * a.width + c, x);
+            load_many<N>(from + s * b.padded * a.width, x);
 #pragma unroll
             for (int n = 0; n < N; n++) sum[n] += weight * x[n];
         }
-        if (c >= a.width) continue;
+        if (!live) continue;
         if (target >= 0) {
             load_many<N>((const bf16 *)a.weight + target * a.width + c, x);
 #pragma unroll
@@ -162,10 +164,12 @@ static __device__ inline void weight_fetch(const xent_block &b, weight_stage<D> 
                                            int64_t label, int thread)
 {
     const bf16 *e = b.e + (tile * b.padded + label) * TILE, *x = b.x_scaled + label * b.a.width;
-    for (int i = thread; i < STEP_LABELS * (TILE / 8); i += GROUP_THREADS)
+#pragma unroll
+    for (int n = 0; n < STEP_LABELS * (TILE / 8) / GROUP_THREADS; n++) {
+        int i = n * GROUP_THREADS + thread;
         copy_async16(&stage.e[i / (TILE / 8)][i % (TILE / 8) * 8], e + i * 8, true);
-    rows_async<D>(&stage.x[0][0], STEP_LABELS, b.a.width, x, thread, GROUP_THREADS,
-                  [&](int r) { return x + r * b.a.width; });
+    }
+    rows_async<D, STEP_LABELS, GROUP_THREADS>(&stage.x[0][0], x, b.a.width, STEP_LABELS, b.a.width, thread);
     if (thread < STEP_LABELS / 4)
         copy_async16(stage.k + thread * 4, b.tile_k + tile * b.padded + label + thread * 4, true);
     else if (thread < STEP_LABELS / 2)

@@ -11,6 +11,7 @@ template <int D> struct scan_shared {
     bf16 x[BLOCK_LABELS][D + PAD];
     bf16 w[2][TILE][D + PAD];
     bf16 e[SCAN_WARPS][WARP_LABELS][TILE + PAD];
+    int64_t row[BLOCK_LABELS]; /* of hidden; -1 beyond the last label */
 };
 
 /* A warp has 32 labels: two row tiles of 16, and of each the rows g and g+8 (half 0, 1), g = lane / 4. */
@@ -77,14 +78,14 @@ static __device__ inline float scan_row(float (&s)[8][4], int half, int first, i
 #pragma unroll
             for (int i = 0; i < 2; i++)
                 if (at == n * 8 + 2 * t + i) target_logit[label] = s[n][2 * half + i];
-    float higher = fmaxf(k, ceilf(most * LOG2_E)), factor = exp2f(k - higher);
+    float higher = fmaxf(k, ceilf(most * LOG2_E)), factor = exp2_fast(k - higher);
     k = higher;
     sum *= factor;
 #pragma unroll
     for (int n = 0; n < 8; n++)
 #pragma unroll
         for (int i = 0; i < 2; i++) {
-            float e = exp2f(fmaf(s[n][2 * half + i], LOG2_E, -higher));
+            float e = exp2_fast(fmaf(s[n][2 * half + i], LOG2_E, -higher));
             sum += e;
             s[n][2 * half + i] = e;
         }
@@ -113,8 +114,11 @@ static __device__ inline void scan_keep(const float (&s)[2][8][4], uint32_t (&p)
                 *reinterpret_cast<uint32_t *>(&room[m * 16 + half * 8 + g][n * 8 + 2 * t]) = p[m][q][i];
             }
     __syncwarp();
-    for (int i = lane; i < WARP_LABELS * (TILE / 8); i += 32)
+#pragma unroll
+    for (int n = 0; n < WARP_LABELS * (TILE / 8) / 32; n++) {
+        int i = n * 32 + lane;
         *reinterpret_cast<uint4 *>(to + i * 8) = *reinterpret_cast<const uint4 *>(&room[i / 8][i % 8 * 8]);
+    }
     __syncwarp();
 }
 
@@ -232,11 +236,30 @@ static __device__ inline void scan_finish(const xent_block &b, bf16 (*room)[D + 
                     pack_bf16(o[m][n][2 * half], o[m][n][2 * half + 1]);
     __syncwarp();
     bf16 *to = b.sums + (split * b.padded + row0) * b.a.width;
-    for (int i = lane; i < WARP_LABELS * (D / 8); i += 32) {
-        int r = i / (D / 8), c = i % (D / 8) * 8;
+#pragma unroll
+    for (int n = 0; n < WARP_LABELS * (D / 8) / 32; n++) {
+        int i = n * 32 + lane, r = i / (D / 8), c = i % (D / 8) * 8;
         if (c < b.a.width)
             *reinterpret_cast<uint4 *>(to + r * b.a.width + c) =
                 *reinterpret_cast<const uint4 *>(&room[r][c]);
+    }
+}
+
+/* The block's rows of hidden on their way to shared memory. */
+template <int D>
+static __device__ inline void scan_gather(const xent_args &a, scan_shared<D> &shared, int64_t first,
+                                          int64_t count)
+{
+    enum { PIECES = D / 8, AT_ONCE = SCAN_THREADS / PIECES };
+    int thread = (int)threadIdx.x, c = thread % PIECES * 8;
+    shared.row[thread] = first + thread < count ? a.row[first + thread] : -1;
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < BLOCK_LABELS / AT_ONCE; i++) {
+        int r = i * AT_ONCE + thread / PIECES;
+        int64_t row = shared.row[r];
+        bool valid = row >= 0 && c < a.width;
+        copy_async16(&shared.x[r][c], (const bf16 *)a.hidden + (valid ? row * a.width + c : 0), valid);
     }
 }
 
@@ -254,18 +277,13 @@ __global__ void __launch_bounds__(SCAN_THREADS, 2) xent_scan_kernel(xent_block b
             b.first_label[i] = EMPTY, b.shared_row[i] = 0;
     if (b.first + block_first >= count) return;
     int64_t tile = b.tiles * blockIdx.x / b.splits, last = b.tiles * (blockIdx.x + 1) / b.splits;
-    const bf16 *hidden = (const bf16 *)a.hidden, *weight = (const bf16 *)a.weight;
     auto fetch = [&](int64_t which, int buffer) {
-        rows_async<D>(&shared->w[buffer][0][0], TILE, a.width, weight, thread, SCAN_THREADS, [&](int r) {
-            int64_t v = which * TILE + r;
-            return v < a.vocab ? weight + v * a.width : (const bf16 *)NULL;
-        });
+        rows_async<D, TILE, SCAN_THREADS>(&shared->w[buffer][0][0],
+                                          (const bf16 *)a.weight + which * TILE * a.width, a.width,
+                                          a.vocab - which * TILE, a.width, thread);
         copy_async_commit();
     };
-    rows_async<D>(&shared->x[0][0], BLOCK_LABELS, a.width, hidden, thread, SCAN_THREADS, [&](int r) {
-        int64_t label = b.first + block_first + r;
-        return label < count ? hidden + a.row[label] * a.width : (const bf16 *)NULL;
-    });
+    scan_gather<D>(a, *shared, b.first + block_first, count);
     fetch(tile, 0);
     scan_rows rows;
     float o[2][D / 8][4];
@@ -285,14 +303,10 @@ __global__ void __launch_bounds__(SCAN_THREADS, 2) xent_scan_kernel(xent_block b
     }
     int64_t row0 = block_first + warp * WARP_LABELS;
     for (int buffer = 0; tile < last; tile++, buffer ^= 1) {
-        if (tile + 1 < last)
-            fetch(tile + 1, buffer ^ 1);
-        else
-            copy_async_commit(); /* an empty group keeps the count below */
-        copy_async_wait<1>();
-        __syncthreads();
+        copy_async_wait<0>();
+        __syncthreads(); /* the tile has arrived for all, and all are done with the one before */
+        if (tile + 1 < last) fetch(tile + 1, buffer ^ 1);
         scan_tile<D, BACKWARD>(b, *shared, buffer, tile, row0, count, rows, o);
-        __syncthreads();
     }
     scan_finish<D, BACKWARD>(b, shared->x + warp * WARP_LABELS, blockIdx.x, row0, rows, o);
 }

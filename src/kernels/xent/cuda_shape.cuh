@@ -35,16 +35,20 @@ static __device__ inline int64_t label_count(const xent_args &a)
     return a.count ? *a.count : a.labels;
 }
 
-/* Rows of `width` elements (a multiple of 8) to shared rows of D + PAD, zero beyond; source(row) is NULL for
- * a row of zeros. */
-template <int D, typename S>
-static __device__ inline void rows_async(bf16 *to, int rows, int64_t width, const bf16 *any, int thread,
-                                         int threads, S source)
+/* ROWS rows, `stride` elements apart, to shared rows of D + PAD by THREADS threads; zero from row `rows` and
+ * from column `width` (a multiple of 8) on. */
+template <int D, int ROWS, int THREADS>
+static __device__ inline void rows_async(bf16 *to, const bf16 *from, int64_t stride, int64_t rows,
+                                         int64_t width, int thread)
 {
-    for (int i = thread; i < rows * (D / 8); i += threads) {
-        int r = i / (D / 8), c = i % (D / 8) * 8;
-        const bf16 *from = c < width ? source(r) : NULL;
-        copy_async16(to + r * (D + PAD) + c, from ? from + c : any, from != NULL);
+    enum { PIECES = D / 8, AT_ONCE = THREADS / PIECES };
+    int c = thread % PIECES * 8, r = thread / PIECES;
+    to += r * (D + PAD) + c, rows = c < width ? rows : 0;
+    const bf16 *at = from + r * stride + c;
+#pragma unroll
+    for (int i = 0; i < ROWS / AT_ONCE; i++) {
+        bool valid = r + i * AT_ONCE < rows;
+        copy_async16(to + i * AT_ONCE * (D + PAD), valid ? at + i * AT_ONCE * stride : from, valid);
     }
 }
 
