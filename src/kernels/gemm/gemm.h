@@ -16,6 +16,9 @@ typedef struct gemm_args {
     int64_t batch, stride_a, stride_b, stride_c; /* batch 0 means 1 */
 } gemm_args;
 
+/* Bytes of scratch that linear_backward counts on without asking: every CPU device has them. */
+enum { LINEAR_SCRATCH = 1 << 20 };
+
 /* Linear maps: y [rows, out] = x [rows, in] * weight [out, in]^T + bias [out] + residual [rows, out].
  * Forward reads x, weight, bias and residual (each NULL: none; residual may be y) and writes y.
  * Backward reads x, weight, d_y; writes d_x (NULL: not wanted; added to where `add_d_x` is set: one input

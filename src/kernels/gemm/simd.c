@@ -1,7 +1,9 @@
-/* Matrix products through OpenBLAS. */
+/* Matrix products. Linear maps go through panel_gemm.h, cut into blocks whose number depends on the shape
+ * alone; products of few rows and the general batched product go to OpenBLAS. */
 #include "kernels/blas.h"
 #include "kernels/gemm/gemm.h"
-#include "kernels/vector_math.h"
+#include "kernels/panel_gemm.h"
+#include "kernels/vector_functions.h"
 
 #include "base/threads.h"
 
@@ -20,33 +22,138 @@ KERNEL(gemm, gemm_args)
     BLAS(blas_gemm_batch)(run->threads, &p, a->batch ? a->batch : 1, a->stride_a, a->stride_b, a->stride_c);
 }
 
-enum { ROWS = 256, COLUMNS = 64 };
+/* Fewer rows than this do not pay for the packing of the weight. */
+enum { ROWS_LEAST = 24, ROWS = 4 * PANEL_ROWS };
 
-static void add_bias_rows(void *context, int64_t task, int worker)
+/* C [m,n] (+)= A [m,k] B, all of A's rows many: x times W^T, or d_y times W. */
+typedef struct product {
+    int64_t m, n, k;
+    const real *a, *b, *bias; /* bias [n] or NULL */
+    const real *before;       /* [m,n] added to the product; may be c; NULL: none */
+    real *c;
+    int64_t ldb;
+    int transposed; /* b holds B^T [n,k] */
+} product;
+
+/* One block of ROWS x PANEL_WIDTH of C. */
+static void product_task(void *context, int64_t task, int worker)
 {
     (void)worker;
-    const linear_args *a = context;
-    const real *bias = a->bias;
-    int64_t last = kernel_min(a->rows, (task + 1) * ROWS);
-    for (int64_t r = task * ROWS; r < last; r++) {
-        real *y = (real *)a->y + r * a->out;
-        for (int64_t j = 0; j < a->out; j++) y[j] += bias[j];
+    const product *p = context;
+    int64_t across = kernel_blocks(p->n, PANEL_WIDTH), row = task / across * ROWS,
+            column = task % across * PANEL_WIDTH;
+    int64_t rows = kernel_min(ROWS, p->m - row), columns = kernel_min(PANEL_WIDTH, p->n - column);
+    real packed[PANEL_BLOCK] __attribute__((aligned(64)));
+    real *c = p->c + row * p->n + column;
+    for (int64_t r = 0; r < rows && p->before && p->before != p->c; r++)
+        memcpy(c + r * p->n, p->before + (row + r) * p->n + column, (size_t)columns * sizeof(real));
+    for (int64_t from = 0; from < p->k; from += PANEL_DEPTH) {
+        int64_t depth = kernel_min(PANEL_DEPTH, p->k - from);
+        if (p->transposed)
+            panel_pack_transposed(depth, columns, p->b + column * p->ldb + from, p->ldb, packed);
+        else
+            panel_pack(depth, columns, p->b + from * p->ldb + column, p->ldb, packed);
+        panel_gemm(rows, columns, depth, (tile_a){p->a + row * p->k + from, p->k, 1}, packed, c, p->n,
+                   p->before || from > 0);
     }
+    for (int64_t r = 0; r < rows && p->bias; r++)
+        for (int64_t j = 0; j < columns; j++) c[r * p->n + j] += p->bias[column + j];
+}
+
+static void product_run(const kernel_run *run, const product *p)
+{
+    if (p->m >= ROWS_LEAST && p->k > 0) {
+        threads_run(run->threads, kernel_blocks(p->m, ROWS) * kernel_blocks(p->n, PANEL_WIDTH), product_task,
+                    (void *)p);
+        return;
+    }
+    if (p->before && p->before != p->c) memcpy(p->c, p->before, (size_t)(p->m * p->n) * sizeof(real));
+    blas_product few = {p->m, p->n, p->k, 0,    p->transposed, 1,   p->before ? 1 : 0,
+                        p->a, p->b, p->c, p->k, p->ldb,        p->n};
+    BLAS(blas_gemm_parallel)(run->threads, &few);
+    for (int64_t i = 0; i < p->m && p->bias; i++)
+        for (int64_t j = 0; j < p->n; j++) p->c[i * p->n + j] += p->bias[j];
 }
 
 KERNEL(linear_forward, linear_args)
 {
-    if (a->residual && a->residual != a->y)
-        memcpy(a->y, a->residual, (size_t)(a->rows * a->out) * sizeof(real));
     for (int64_t map = 0; map < kernel_max(a->maps, 1); map++) {
-        const real *weight = (const real *)a->weight + map * a->out * a->in;
-        real *y = (real *)a->y + map * a->rows * a->out;
-        blas_product p = {a->rows, a->out, a->in, 0,     1,     1,     a->residual ? 1 : 0,
-                          a->x,    weight, y,     a->in, a->in, a->out};
-        BLAS(blas_gemm_parallel)(run->threads, &p);
+        product p = {.m = a->rows,
+                     .n = a->out,
+                     .k = a->in,
+                     .a = a->x,
+                     .b = (const real *)a->weight + map * a->out * a->in,
+                     .bias = a->bias,
+                     .before = a->residual,
+                     .c = (real *)a->y + map * a->rows * a->out,
+                     .ldb = a->in,
+                     .transposed = 1};
+        product_run(run, &p);
     }
-    if (a->bias) threads_run(run->threads, kernel_blocks(a->rows, ROWS), add_bias_rows, (void *)a);
 }
+
+/* d_weight [out,in] += d_y^T x, a product with few results and many terms: the rows are cut into parts whose
+ * sums are added in order. */
+enum { PARTS = 16, PART_ROWS = 2 * PANEL_DEPTH, OUT_ROWS = 4 * PANEL_ROWS, SUM_BLOCK = 4096 };
+
+typedef struct weight_product {
+    const linear_args *a;
+    const real *d_y; /* of the map */
+    real *d_weight;
+    int64_t across, blocks; /* blocks of d_weight in a row, and in all */
+    int64_t parts;
+    real *sums; /* [parts, out, in]; NULL: one part, added to d_weight at once */
+} weight_product;
+
+static void weight_task(void *context, int64_t task, int worker)
+{
+    (void)worker;
+    const weight_product *w = context;
+    const linear_args *a = w->a;
+    int64_t part = task / w->blocks, block = task % w->blocks;
+    int64_t row = block / w->across * OUT_ROWS, column = block % w->across * PANEL_WIDTH;
+    int64_t rows = kernel_min(OUT_ROWS, a->out - row), columns = kernel_min(PANEL_WIDTH, a->in - column);
+    int64_t first = a->rows * part / w->parts, end = a->rows * (part + 1) / w->parts;
+    real packed[PANEL_BLOCK] __attribute__((aligned(64)));
+    real *c = (w->sums ? w->sums + part * a->out * a->in : w->d_weight) + row * a->in + column;
+    for (int64_t from = first; from < end; from += PANEL_DEPTH) {
+        int64_t depth = kernel_min(PANEL_DEPTH, end - from);
+        panel_pack(depth, columns, (const real *)a->x + from * a->in + column, a->in, packed);
+        panel_gemm(rows, columns, depth, (tile_a){w->d_y + from * a->out + row, 1, a->out}, packed, c, a->in,
+                   !w->sums || from > first);
+    }
+}
+
+static void weight_sum_task(void *context, int64_t task, int worker)
+{
+    (void)worker;
+    const weight_product *w = context;
+    int64_t count = w->a->out * w->a->in, end = kernel_min(count, (task + 1) * SUM_BLOCK);
+    real *to = w->d_weight;
+    for (int64_t i = task * SUM_BLOCK, left; left = end - i, left > 0; i += VL) {
+        vreal sum = v_load_up_to(w->sums + i, left);
+        for (int64_t p = 1; p < w->parts; p++) sum += v_load_up_to(w->sums + p * count + i, left);
+        v_store_up_to(to + i, v_load_up_to(to + i, left) + sum, left);
+    }
+}
+
+static void weight_gradient(const kernel_run *run, const linear_args *a, int64_t map)
+{
+    weight_product w = {.a = a,
+                        .d_y = (const real *)a->d_y + map * a->rows * a->out,
+                        .d_weight = (real *)a->d_weight + map * a->out * a->in,
+                        .across = kernel_blocks(a->in, PANEL_WIDTH)};
+    int64_t count = a->out * a->in, fit = LINEAR_SCRATCH / (int64_t)sizeof(real) / kernel_max(1, count);
+    w.blocks = w.across * kernel_blocks(a->out, OUT_ROWS);
+    if (a->rows < 1 || w.blocks < 1) return;
+    w.parts = kernel_min(kernel_blocks(PARTS, w.blocks), kernel_blocks(a->rows, PART_ROWS));
+    w.parts = kernel_max(1, kernel_min(w.parts, fit));
+    if (w.parts > 1) w.sums = run->scratch;
+    threads_run(run->threads, w.parts * w.blocks, weight_task, &w);
+    if (w.parts > 1) threads_run(run->threads, kernel_blocks(count, SUM_BLOCK), weight_sum_task, &w);
+}
+
+enum { COLUMNS = 64 };
 
 /* Columns of d_bias, every column summed over the rows in order. */
 static void sum_columns(void *context, int64_t task, int worker)
@@ -62,21 +169,24 @@ static void sum_columns(void *context, int64_t task, int worker)
     for (int64_t j = 0; j < count; j++) ((real *)a->d_bias)[first + j] += sum[j];
 }
 
+static void input_gradient(const kernel_run *run, const linear_args *a, int64_t map)
+{
+    product p = {.m = a->rows,
+                 .n = a->in,
+                 .k = a->out,
+                 .a = (const real *)a->d_y + map * a->rows * a->out,
+                 .b = (const real *)a->weight + map * a->out * a->in,
+                 .before = a->add_d_x || map ? a->d_x : NULL,
+                 .c = a->d_x,
+                 .ldb = a->in};
+    product_run(run, &p);
+}
+
 KERNEL(linear_backward, linear_args)
 {
     for (int64_t map = 0; map < kernel_max(a->maps, 1); map++) {
-        const real *weight = (const real *)a->weight + map * a->out * a->in;
-        const real *d_y = (const real *)a->d_y + map * a->rows * a->out;
-        if (a->d_x) {
-            blas_product p = {a->rows, a->in,  a->out, 0,      0,     1,    a->add_d_x || map ? 1 : 0,
-                              d_y,     weight, a->d_x, a->out, a->in, a->in};
-            BLAS(blas_gemm_parallel)(run->threads, &p);
-        }
-        if (a->d_weight) {
-            real *d_weight = (real *)a->d_weight + map * a->out * a->in;
-            blas_product p = {a->out, a->in, a->rows, 1, 0, 1, 1, d_y, a->x, d_weight, a->out, a->in, a->in};
-            BLAS(blas_gemm_parallel)(run->threads, &p);
-        }
+        if (a->d_x) input_gradient(run, a, map);
+        if (a->d_weight) weight_gradient(run, a, map);
     }
     if (a->d_bias) threads_run(run->threads, kernel_blocks(a->out, COLUMNS), sum_columns, (void *)a);
 }
