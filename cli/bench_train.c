@@ -32,7 +32,7 @@ static const char *const shared_keys[] = {"length", "pairs", "vocab", "layers", 
 
 static const char bench_settings[] =
     "task: mqar\nlength: 512\npairs: 64\nvocab: 8192\nlayers: 2\nwidth: 128\nheads: 1\n"
-    "batch: 32\nsteps: 100000\nlr: 0.001\nmlp: swiglu\nmodes: 32\nresolution: 2\nslots: 64\n"
+    "batch: 32\nsteps: 100000\nlr: 0.001\nmlp: none\nmodes: 32\nresolution: 2\nslots: 64\n"
     "window: 64\nstate: 64\n";
 
 static void print_help(void)
@@ -40,11 +40,10 @@ static void print_help(void)
     printf("usage: blurry bench train [--mixer A,B,...] [--repeats N] [--peer] [--json] [--key value ...]\n\n"
            "Times one training step (forward, backward, clipping, AdamW) of the MQAR model: 2 layers, width "
            "128, 8192\n"
-           "symbols, batch 32 x 512, 64 pairs, logits at labelled rows only. Settings given here replace "
-           "those.\n"
+           "symbols, batch 32 x 512, 64 pairs, no MLP, logits at labelled rows only. Settings given here "
+           "replace\nthose: --mlp swiglu adds the MLP.\n"
            "  --repeats N   steps that are timed; their median is shown (7); with --device cuda each is the "
-           "mean "
-           "of 50\n"
+           "mean of 50\n"
            "  --device cuda --precision bf16   on a GPU\n"
            "  --peer        also run the PyTorch twin, bench/peers/train.py (python3 with torch), and show "
            "the ratio\n"

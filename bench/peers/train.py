@@ -5,8 +5,8 @@
     python3 bench/peers/train.py --mixer blurry --json --set modes=32 --set decay=true
     python3 bench/peers/train.py --device cuda [--eager]           on a GPU: bf16 autocast, compiled, in a CUDA graph
 
-The model is that of the library's default settings: 2 layers, width 128, 1 head, vocabulary 8192, SwiGLU, RMSNorm, tied
-head; 32 sequences of 512 tokens with 64 pairs, logits at labelled rows only. --set changes any of them. Every mixer is
+The model is that of `blurry bench train`: 2 layers, width 128, 1 head, vocabulary 8192, no MLP, RMSNorm, tied head;
+32 sequences of 512 tokens with 64 pairs, logits at labelled rows only. --set changes any of them. Every mixer is
 first checked against the float64 recurrence (outputs and gradients). Batches are made before the clock starts.
 """
 import sys
@@ -30,7 +30,7 @@ sys.path += [str(HERE.parent.parent / "tests" / "golden"), str(HERE)]
 import chunked_mixers  # noqa: E402
 from twin import mixers, model  # noqa: E402
 
-DEFAULTS = dict(layers="2", width="128", heads="1", vocab="8192", length="512", pairs="64", batch="32", mlp="swiglu",
+DEFAULTS = dict(layers="2", width="128", heads="1", vocab="8192", length="512", pairs="64", batch="32", mlp="none",
                 norm="rmsnorm", tied="true", position="none", modes="32", resolution="2", decay="false",
                 grid="absolute", rope="true", window="64", slots="64", state="64", conv="false", lr="0.001", min_lr="0",
                 warmup="10", weight_decay="0.01", beta1="0.9", beta2="0.999", eps="1e-8", clip="1")

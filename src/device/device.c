@@ -103,8 +103,9 @@ blurry_status device_create(device **dev, const device_options *options)
     blurry_status status = d->kind == DEVICE_CPU ? cpu_open(d, options) : device_cuda_open(d, options);
     d->run.threads = d->threads;
     d->run.element = d->element;
-    if (status == BLURRY_OK)
-        status = device_reserve(d, d->kind == DEVICE_CUDA ? KERNEL_SCRATCH_CUDA : KERNEL_SCRATCH_CPU);
+    int64_t scratch =
+        d->kind == DEVICE_CUDA ? KERNEL_SCRATCH_CUDA : kernel_max(KERNEL_SCRATCH_CPU, LINEAR_SCRATCH);
+    if (status == BLURRY_OK) status = device_reserve(d, (size_t)scratch);
     if (status != BLURRY_OK) device_destroy(&d);
     *dev = d;
     return status;

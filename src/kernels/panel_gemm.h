@@ -12,10 +12,10 @@
 
 enum {
     PANEL = TILE_VECTORS * VL,
-    PANEL_DEPTH = 256,                           /* most of k at a time */
-    PANEL_WIDTH = 512 / (int)sizeof(real),       /* columns of B at a time: a whole number of panels */
-    PANEL_ROWS = 96,                             /* rows of A at a time: a whole number of tiles */
-    PANEL_BLOCK = PANEL_DEPTH * PANEL_WIDTH      /* elements of a packed B of these sizes */
+    PANEL_DEPTH = 256,                      /* most of k at a time */
+    PANEL_WIDTH = 512 / (int)sizeof(real),  /* columns of B at a time: a whole number of panels */
+    PANEL_ROWS = 96,                        /* rows of A at a time: a whole number of tiles */
+    PANEL_BLOCK = PANEL_DEPTH * PANEL_WIDTH /* elements of a packed B of these sizes */
 };
 
 /* Elements of B [k, n] in panels. */
@@ -96,8 +96,7 @@ V_INLINE void panel_column(int64_t m, int64_t columns, int64_t k, tile_a a, cons
 {
     int64_t i = 0;
     for (; i + TILE_ROWS <= m; i += TILE_ROWS)
-        panel_tile(columns, k, (tile_a){a.at + i * a.row, a.row, a.column}, b, c + i * ldc, ldc,
-                   accumulate);
+        panel_tile(columns, k, (tile_a){a.at + i * a.row, a.row, a.column}, b, c + i * ldc, ldc, accumulate);
     if (i < m)
         panel_rest((int)(m - i), columns, k, (tile_a){a.at + i * a.row, a.row, a.column}, b, c + i * ldc, ldc,
                    accumulate);
@@ -106,9 +105,20 @@ V_INLINE void panel_column(int64_t m, int64_t columns, int64_t k, tile_a a, cons
 /* A as stored. */
 static __attribute__((noinline, unused)) void panel_column_rows(int64_t m, int64_t columns, int64_t k,
                                                                 tile_a a, const real *b, real *c, int64_t ldc,
-                                                                int accumulate)
+                                                                int accumulate, int first)
 {
-    panel_column(m, columns, k, (tile_a){a.at, a.row, 1}, b, c, ldc, accumulate);
+    int64_t i = 0;
+    for (; i + TILE_ROWS <= m; i += TILE_ROWS) {
+        tile_a at = {a.at + i * a.row, a.row, 1};
+        if (first)
+            for (int r = 2 * TILE_ROWS; r < 3 * TILE_ROWS; r++)
+                for (int64_t p = 0; p < k; p += 64 / (int64_t)sizeof(real))
+                    __builtin_prefetch(at.at + r * a.row + p);
+        panel_tile(columns, k, at, b, c + i * ldc, ldc, accumulate);
+    }
+    if (i < m)
+        panel_rest((int)(m - i), columns, k, (tile_a){a.at + i * a.row, a.row, 1}, b, c + i * ldc, ldc,
+                   accumulate);
 }
 
 /* A as the transpose of what is stored. */
@@ -128,7 +138,7 @@ static __attribute__((unused)) void panel_gemm(int64_t m, int64_t n, int64_t k, 
         tile_a block = {a.at + i * a.row, a.row, a.column};
         for (int64_t j = 0; j < n; j += PANEL)
             if (a.column == 1)
-                panel_column_rows(rows, n - j, k, block, b + j * k, c + i * ldc + j, ldc, accumulate);
+                panel_column_rows(rows, n - j, k, block, b + j * k, c + i * ldc + j, ldc, accumulate, j == 0);
             else
                 panel_column_transposed(rows, n - j, k, block, b + j * k, c + i * ldc + j, ldc, accumulate);
     }

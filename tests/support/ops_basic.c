@@ -216,10 +216,12 @@ void ops_products(void **state)
                                     {"c before", OP_FIXED, batch * m * n}}};
             op_case_check(&c);
         }
-    static const int64_t rows[] = {0, 1, 6, 77, 520};
-    for (int i = 0; i < 5; i++)
-        for (int64_t option = 0; option < 5; option++) { /* 4: three maps at once */
-            int64_t n = rows[i], in = i % 2 ? 33 : 16, out = i % 2 ? 8 : 70, maps = option == 4 ? 3 : 1;
+    /* the last: more than one block of a product in every direction, and more than one part of d_weight */
+    static const int64_t linear[][3] = {{0, 16, 70}, {1, 33, 8},    {6, 16, 70},
+                                        {77, 33, 8}, {520, 16, 70}, {1100, 270, 140}};
+    for (int i = 0; i < 6; i++)
+        for (int64_t option = i == 5 ? 3 : 0; option < 5; option++) { /* 4: three maps at once */
+            int64_t n = linear[i][0], in = linear[i][1], out = linear[i][2], maps = option == 4 ? 3 : 1;
             op_case c = {.family = "linear",
                          .note = maps > 1 ? "several maps"
                                  : option ? "bias"
@@ -556,9 +558,10 @@ static void xent_backward(const op_call *call)
 void ops_head(void **state)
 {
     (void)state;
-    static const int64_t shapes[][4] = {{1, 1, 3, 2},       {5, 9, 8, 33},      {70, 40, 33, 100},
-                                        {1300, 600, 8, 70}, {140, 90, 72, 130}, {150, 300, 128, 333}};
-    for (int i = 0; i < 6; i++) {
+    static const int64_t shapes[][4] = {{1, 1, 3, 2},        {5, 9, 8, 33},      {70, 40, 33, 100},
+                                        {1300, 600, 8, 70},  {140, 90, 72, 130}, {150, 300, 128, 333},
+                                        {300, 310, 270, 500}};
+    for (int i = 0; i < 7; i++) {
         int64_t labels = shapes[i][0], rows = shapes[i][1], width = shapes[i][2], vocab = shapes[i][3];
         for (int64_t k = 0; k < labels; k++) {
             label_rows[k] = k * 13 % rows;

@@ -1,5 +1,5 @@
-/* Output head and cross-entropy, a block of labels at a time, with the logits kept transposed: [vocab, labels].
- * Then every product finds its operands as they lie, and the softmax of VL labels is one of vectors.
+/* Output head and cross-entropy, a block of labels at a time, with the logits kept transposed: [vocab,
+ * labels]. Then every product finds its operands as they lie, and the softmax of VL labels is one of vectors.
  *
  *   1. the labelled rows x are gathered and packed for two products
  *   2. per block of the vocabulary: logits = W x^T, their maximum over the block, and exp(logits - maximum)
@@ -18,9 +18,9 @@
 #include <string.h>
 
 enum { LOGITS_MOST = 1 << 21, LABELS_LEAST = 64, ZERO_ROWS = 256 };
-enum { GROUP = 256 };           /* labels of one product: the depth of d_W = p x */
-enum { SLICE = 2 * PANEL };     /* labels of a task that looks at labels one by one */
-enum { SPAN = PANEL_ROWS };     /* rows of the vocabulary in a block */
+enum { GROUP = 256 };       /* labels of one product: the depth of d_W = p x */
+enum { SLICE = 2 * PANEL }; /* labels of a task that looks at labels one by one */
+enum { SPAN = PANEL_ROWS }; /* rows of the vocabulary in a block */
 enum { PARTS = 32, PART_LEAST = SPAN };
 _Static_assert((int)GROUP <= (int)PANEL_DEPTH && (int)GROUP % (int)SLICE == 0, "one product's sizes");
 
@@ -31,9 +31,9 @@ typedef struct span_notes {
 } span_notes;
 
 typedef struct layout {
-    int64_t labels, groups;          /* of one block of labels */
-    int64_t parts, spans;            /* spans: blocks per part, the longest part's */
-    int64_t x_panels, x_t_panels;    /* elements of a group's packed rows */
+    int64_t labels, groups;                                   /* of one block of labels */
+    int64_t parts, spans;                                     /* spans: blocks per part, the longest part's */
+    int64_t x_panels, x_t_panels;                             /* elements of a group's packed rows */
     size_t x, x_t, logits, notes, chosen, factor, d_x, total; /* bytes from the start of the scratch */
 } layout;
 
@@ -79,12 +79,12 @@ typedef struct block {
     layout z;
     int64_t first, count, groups; /* labels */
     real *x;                      /* [groups] x [labels, width] in panels */
-    real *x_t;                    /* [groups] x^T [width, labels] in panels, PANEL_DEPTH of the width at a time */
-    real *logits;                 /* [groups, vocab, GROUP] */
-    span_notes *notes;            /* [groups, parts, spans] */
-    real *chosen;                 /* [groups, GROUP] logit of the target */
-    real *most, *inverse;         /* [groups, GROUP] maximum over the vocabulary, scale over the sum */
-    real *d_x;                    /* [groups, parts, GROUP, width] */
+    real *x_t;            /* [groups] x^T [width, labels] in panels, PANEL_DEPTH of the width at a time */
+    real *logits;         /* [groups, vocab, GROUP] */
+    span_notes *notes;    /* [groups, parts, spans] */
+    real *chosen;         /* [groups, GROUP] logit of the target */
+    real *most, *inverse; /* [groups, GROUP] maximum over the vocabulary, scale over the sum */
+    real *d_x;            /* [groups, parts, GROUP, width] */
     int backward;
 } block;
 
