@@ -85,6 +85,14 @@ static __device__ inline void ldmatrix_x2_trans(uint32_t *r, const void *row)
                  : "memory");
 }
 
+/* 2^x to some two units in the last place, results below 2^-126 as 0. */
+static __device__ inline float exp2_approx(float x)
+{
+    float r;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
+    return r;
+}
+
 /* ---- asynchronous copies from global to shared memory, 16 bytes each, both ends aligned to 16 ---- */
 static __device__ inline void copy_async16(void *shared, const void *global, bool valid)
 {

@@ -206,6 +206,10 @@ template <typename T> static inline void __stcg(T *p, T x)
 #define __logf logf
 #define __sinf sinf
 #define __cosf cosf
+static inline float exp2_approx(float x)
+{
+    return x < -126.0f ? 0.0f : exp2f(x);
+}
 static inline float __fdividef(float a, float b)
 {
     return a / b;

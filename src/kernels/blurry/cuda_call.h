@@ -13,6 +13,7 @@ struct bla_period {
     int64_t rows;           /* T where `entries` is tabulated, else 0 */
     const char *entries;    /* [rows] chunk tables, entry_stride bytes apart (cuda_entry.cuh) */
     int64_t entry_stride;
+    int loose; /* where it is not tabulated: its index among such periods */
     int raised;
 };
 

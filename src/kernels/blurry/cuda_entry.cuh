@@ -26,6 +26,12 @@ static constexpr __host__ __device__ int64_t entry_bytes(int SP)
     return entry_p_bytes(SP) * 4; /* P, c in bf16, c in float */
 }
 
+/* Apart from each other where every chunk has one. */
+static constexpr __host__ __device__ int64_t entry_made_bytes(int SP, bool decay)
+{
+    return decay ? entry_bytes(SP) : entry_p_bytes(SP);
+}
+
 /* Position of c[t, j] among the fragment-ordered ones: lane's eight are the two accumulators of 16 columns.
  */
 static __device__ inline int entry_c_index(int SP, int t, int j)

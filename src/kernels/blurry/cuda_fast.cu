@@ -7,7 +7,7 @@
 #include <math.h>
 #include <stdlib.h>
 
-enum { ENTRIES_BYTES_MOST = 256 << 20, FOLD_SEGMENTS_MOST = 8 };
+enum { ENTRIES_BYTES_MOST = 256 << 20, MADE_BYTES_MOST = 128 << 20, FOLD_SEGMENTS_MOST = 8 };
 
 /* ---- coverage ---- */
 
@@ -35,7 +35,7 @@ static double entry_range(int64_t S, double T)
 const fast_kernels *fast_find(const bla_shape *s)
 {
     int64_t widest = s->Dk > s->Dv ? s->Dk : s->Dv;
-    if (s->relative || s->S > 128 || widest > 128 || s->Dk % 8 || s->Dv % 8) return NULL;
+    if (s->relative || !(s->scale > 0) || s->S > 128 || widest > 128 || s->Dk % 8 || s->Dv % 8) return NULL;
     if (s->decay)
         for (int64_t h = 0; h < s->Hkv; h++) {
             bool same = h > 0 && s->period[h] == s->period[h - 1];
@@ -91,11 +91,11 @@ static int64_t first_with(const bla_shape *s, int64_t h)
     return i;
 }
 
-/* Bytes of all tabulated entries; *all tells whether every period is among them. */
-static size_t entries_total(const bla_shape *s, const fast_kernels *k, bool *all)
+/* Bytes of all tabulated entries; *loose counts the periods that are not among them. */
+static size_t entries_total(const bla_shape *s, const fast_kernels *k, int *loose)
 {
     size_t total = 0;
-    *all = true;
+    *loose = 0;
     for (int64_t h = 0; h < s->Hkv; h++) {
         int64_t stride;
         if (first_with(s, h) != h) continue;
@@ -103,24 +103,17 @@ static size_t entries_total(const bla_shape *s, const fast_kernels *k, bool *all
         if (bytes > 0 && size_add(total, bytes) <= ENTRIES_BYTES_MOST)
             total += bytes;
         else
-            *all = false;
+            ++*loose;
     }
     return total;
-}
-
-static bool tabulated(const bla_shape *s, const fast_kernels *k)
-{
-    bool all;
-    (void)entries_total(s, k, &all);
-    return all;
 }
 
 cudaError_t fast_prepare(const bla_shape *s, fast_tables *t, bla_period *periods)
 {
     const fast_kernels *k = t->kernels;
     cudaError_t error = upload_sines(s->S, &t->sines);
-    bool all;
-    size_t total = entries_total(s, k, &all);
+    int loose = 0;
+    size_t total = entries_total(s, k, &t->loose);
     int64_t stride;
     if (error == cudaSuccess && total > 0) error = cudaMalloc((void **)&t->entries, total);
     if (error != cudaSuccess) return error;
@@ -131,12 +124,15 @@ cudaError_t fast_prepare(const bla_shape *s, fast_tables *t, bla_period *periods
         periods[h].entry_stride = stride;
         if (same != h) {
             periods[h].rows = periods[same].rows, periods[h].entries = periods[same].entries;
+            periods[h].loose = periods[same].loose;
         } else if (bytes > 0 && used + bytes <= total) {
             periods[h].rows = (int64_t)s->period[h], periods[h].entries = t->entries + used;
             int64_t blocks = s->decay ? periods[h].rows : (int64_t)(bytes / (size_t)stride) / CHUNK;
             cuda_launch(entries_kernel, dim3((unsigned)blocks), dim3(128), 0, (cudaStream_t)0, (int)s->S,
                         k->SP, s->period[h], s->decay, (const double *)t->sines, t->entries + used, stride);
             used += bytes;
+        } else {
+            periods[h].loose = loose++;
         }
     }
     error = cudaGetLastError();
@@ -221,6 +217,49 @@ static void *carve(carver *m, size_t bytes)
     return at;
 }
 
+/* Room for the entries of periods that are not tabulated: those of every chunk, or two per block of a launch.
+ */
+static size_t scratch_bytes(const bla_shape *s, const fast_kernels *k, int64_t blocks, int loose)
+{
+    if (loose == 0) return 0;
+    int64_t most = s->batch * s->Hkv > 2 * blocks ? s->batch * s->Hkv : 2 * blocks;
+    size_t spot = size_of(most, 2 * (size_t)entry_bytes(k->SP));
+    size_t every = size_mul(size_of(s->batch * loose, (size_t)(s->tokens / CHUNK + 1)),
+                            (size_t)entry_made_bytes(k->SP, s->decay));
+    if (every > MADE_BYTES_MOST) every = MADE_BYTES_MOST;
+    return every > spot ? every : spot;
+}
+
+/* Entries of every chunk of a call. grid: chunks, periods that are not tabulated, sequences (1 where all
+ * start at 0). */
+static __global__ void make_entries_kernel(bla_call c, fast_run r, int SP)
+{
+    __shared__ entry_row room[CHUNK];
+    int64_t h = 0, chunk = blockIdx.x;
+    while (c.periods[h].rows || c.periods[h].loose != (int)blockIdx.y) h++;
+    bla_chain x = bla_chain_of(c, blockIdx.z * c.Hkv);
+    if (gridDim.z > 1 && chunk * CHUNK >= x.count) return;
+    char *entry =
+        r.scratch + ((blockIdx.z * r.loose + blockIdx.y) * r.made + chunk) * entry_made_bytes(SP, c.decay);
+    entry_build(c.S, SP, c.periods[h].T, x.position + chunk * CHUNK, c.decay, r.sines, room, entry);
+}
+
+/* Makes them where there is room. */
+static void make_entries(const fast_tables *t, const bla_shape *s, const bla_call *call, int64_t chunks,
+                         int64_t blocks, fast_run *r, cudaStream_t stream)
+{
+    const fast_kernels *k = t->kernels;
+    int64_t sequences = call->positions ? call->chains / call->Hkv : 1;
+    size_t need =
+        size_mul(size_of(sequences * t->loose, (size_t)chunks), (size_t)entry_made_bytes(k->SP, call->decay));
+    r->loose = t->loose, r->sines = t->sines;
+    if (need == 0 || need > scratch_bytes(s, k, blocks, t->loose) || sequences > 65535 || t->loose > 65535)
+        return;
+    r->made = chunks;
+    cuda_launch(make_entries_kernel, dim3((unsigned)chunks, (unsigned)t->loose, (unsigned)sequences),
+                dim3(128), 0, stream, *call, *r, k->SP);
+}
+
 /* Lays the workspace of one pass out for so many blocks at once (base NULL: measures it). */
 static void pass_place(const bla_shape *s, const fast_kernels *k, int64_t blocks, carver *m, fast_run *r)
 {
@@ -229,9 +268,9 @@ static void pass_place(const bla_shape *s, const fast_kernels *k, int64_t blocks
     r->states = (float *)carve(m, size_of(states, state));
     r->start = (float *)carve(m, size_of(s->batch * s->Hkv < states ? s->batch * s->Hkv : states, state));
     r->keeps = (float *)carve(m, size_of(states, sizeof(float) * (size_t)k->SP));
-    if (tabulated(s, k)) return;
-    int64_t most = s->batch * s->Hkv > 2 * blocks ? s->batch * s->Hkv : 2 * blocks; /* blocks of one launch */
-    r->scratch = (char *)carve(m, size_of(most, 2 * (size_t)entry_bytes(k->SP)));
+    int loose;
+    (void)entries_total(s, k, &loose);
+    r->scratch = (char *)carve(m, scratch_bytes(s, k, blocks, loose));
 }
 
 size_t fast_forward_workspace(const bla_shape *s, int multiprocessors)
@@ -258,9 +297,10 @@ void fast_forward(const fast_tables *t, const bla_shape *s, const bla_call *call
     fast_run run = {};
     carver m = {(char *)workspace, 0};
     pass_place(s, k, (int64_t)t->multiprocessors * k->forward_blocks, &m, &run);
-    run.saved = (bf16 *)saved, run.sines = t->sines, run.spread = t->multiprocessors;
-    run.segments = choose_segments(call->chains, (longest + CHUNK - 1) / CHUNK,
-                                   (int64_t)t->multiprocessors * k->forward_blocks, 0.35);
+    run.saved = (bf16 *)saved, run.spread = t->multiprocessors;
+    int64_t chunks = (longest + CHUNK - 1) / CHUNK, blocks = (int64_t)t->multiprocessors * k->forward_blocks;
+    make_entries(t, s, call, chunks, blocks, &run, stream);
+    run.segments = choose_segments(call->chains, chunks, blocks, 0.35);
     if (run.segments > 1) {
         k->forward(call, &run, FAST_INCREMENTS, stream);
         if (run.segments > FOLD_SEGMENTS_MOST) {
@@ -291,14 +331,16 @@ void fast_backward(const fast_tables *t, const bla_shape *s, const bla_call *cal
     fast_run run = {};
     carver m = {(char *)workspace, 0};
     pass_place(s, k, t->multiprocessors, &m, &run);
-    run.saved = (bf16 *)(uintptr_t)saved, run.sines = t->sines, run.spread = t->multiprocessors;
+    int64_t chunks = (longest + CHUNK - 1) / CHUNK;
+    run.saved = (bf16 *)(uintptr_t)saved, run.spread = t->multiprocessors;
+    make_entries(t, s, call, chunks, t->multiprocessors, &run, stream);
     if (!saved) {
         run.saved = (bf16 *)carve(&m, fast_saved_bytes(s));
         bla_call states = *call;
         states.o = NULL;
         fast_forward(t, s, &states, longest, run.saved, m.base + m.used, stream);
     }
-    run.segments = choose_segments(call->chains, (longest + CHUNK - 1) / CHUNK, t->multiprocessors, 0.25);
+    run.segments = choose_segments(call->chains, chunks, t->multiprocessors, 0.25);
     k->backward(call, &run, false, stream);
     if (run.segments == 1) return;
     if (run.segments > FOLD_SEGMENTS_MOST) {

@@ -35,14 +35,20 @@ static __device__ inline fast_place fast_place_of(const bla_call &c, const fast_
     return p;
 }
 
-/* The table entry of the chunk at position t0: from the period's table, or built into this block's scratch
- * (with a barrier; `room` is shared memory that nothing else uses now). */
+/* The table entry of a chunk: from the period's table, from those made for this call, or built into this
+ * block's scratch (with barriers; `room` is shared memory that nothing else uses now). */
 template <bool DECAY>
-static __device__ inline const char *fast_entry(const bla_call &c, const fast_run &r,
-                                                const bla_period *period, int SP, int64_t t0, int stage,
-                                                void *room)
+static __device__ inline const char *fast_entry(const bla_call &c, const fast_run &r, const fast_place &p,
+                                                int SP, int64_t chunk, int stage, void *room)
 {
+    const bla_period *period = c.periods + p.chain.h;
+    int64_t t0 = p.chain.position + chunk * CHUNK;
     if (period->rows) return period->entries + t0 % period->rows * period->entry_stride;
+    if (r.made) {
+        int64_t sequence = c.positions ? p.chain.b : 0;
+        return r.scratch +
+               ((sequence * r.loose + period->loose) * r.made + chunk) * entry_made_bytes(SP, DECAY);
+    }
     char *mine = r.scratch + ((int64_t)blockIdx.x * 2 + stage) * entry_bytes(SP);
     entry_build(c.S, SP, period->T, t0, DECAY, r.sines, (entry_row *)room, mine);
     return mine;

@@ -11,8 +11,11 @@ struct fast_run {
     float *keeps;  /* [chains, segments, SP] what a segment keeps of the slots before it */
     float *start;  /* [chains] the slots on entry */
     int scanned;
-    bf16 *saved;         /* NULL or the slots before every chunk, [.., 2, SP, D] */
-    char *scratch;       /* table entries made on the spot, two per block */
+    bf16 *saved;   /* NULL or the slots before every chunk, [.., 2, SP, D] */
+    char *scratch; /* entries of periods that are not tabulated: of all chunks, or made on the spot, two per
+                      block */
+    int64_t made;  /* chunks per sequence and period in `scratch`; 0: made on the spot */
+    int loose;     /* periods that are not tabulated */
     const double *sines; /* [2, S] */
     int spread;          /* blocks dealt out before a multiprocessor gets its second */
 };
@@ -51,6 +54,7 @@ const fast_kernels *fast_kernels_128(int slots, int decay);
 struct fast_tables {
     const fast_kernels *kernels; /* NULL: the shape is not covered */
     int multiprocessors;
+    int loose;     /* periods that are not tabulated */
     double *sines; /* device memory */
     char *entries; /* device memory */
 };

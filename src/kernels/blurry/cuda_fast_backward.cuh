@@ -86,8 +86,7 @@ static __device__ inline const char *backward_load(const bla_call &c, const fast
 {
     int64_t token = p.chain.first + chunk * CHUNK, at = token * c.Hkv + p.chain.h;
     int n = (int)min((int64_t)CHUNK, p.chain.count - chunk * CHUNK), width = s.side ? c.Dv : c.Dk;
-    const char *entry = fast_entry<DECAY>(c, r, c.periods + p.chain.h, F::SP,
-                                          p.chain.position + chunk * CHUNK, stage, s.table(stage));
+    const char *entry = fast_entry<DECAY>(c, r, p, F::SP, chunk, stage, s.table(stage));
     backward_load_left<F>(c, p, chunk, 0, s, stage);
     tile_load<F::D, CHUNK, 128>(s.tokens(stage), (const bf16 *)(s.side ? c.v : c.k) + at * width,
                                 c.Hkv * width, n, width, threadIdx.x & 127);
@@ -164,27 +163,39 @@ static __device__ inline void backward_softmax(float (&x)[F::SP / 8][4], float2 
     backward_put_rows<F::US>(to + F::ROWS / 8, p);
 }
 
-/* Causal products of rows with P^T, 16 tokens at a time: into the side's inner tile, and, with K, on to d_q.
- */
-template <typename F, bool TO_LEFT>
+/* Causal products of rows with P^T for the first 16 U tokens: into the side's inner tile, and, with K, on to
+ * d_q. */
+template <typename F, bool TO_LEFT, int U>
 static __device__ inline void backward_inner(const uint32_t (&w)[F::KS][4], const backward_side<F> &s,
                                              int stage, float (&d_left)[F::NT][4])
 {
+    float g[2 * U][4];
+    tile_zero(g);
 #pragma unroll
-    for (int u = 0; u < 4; u++)
-        if (u <= s.rows) {
-            float g[2][4];
-            tile_zero(g);
+    for (int k = 0; k < F::KS; k++) tile_mma_trans<F::US>(g, w[k], s.table(stage), 0, 16 * k);
+    tile_causal(g, s.rows);
 #pragma unroll
-            for (int k = 0; k < F::KS; k++) tile_mma_trans<F::US>(g, w[k], s.table(stage), 16 * u, 16 * k);
-            if (u == s.rows) tile_causal(g[0], g[1]);
-            tile_put<F::UC>(s.inner, 16 * s.rows, 16 * u, g[0]);
-            tile_put<F::UC>(s.inner, 16 * s.rows, 16 * u + 8, g[1]);
-            if (!TO_LEFT) continue;
-            uint32_t a[4];
-            tile_pack(a, g[0], g[1]);
-            tile_mma<F::UD>(d_left, a, s.tokens(stage), 16 * u, 0);
-        }
+    for (int n = 0; n < 2 * U; n++) tile_put<F::UC>(s.inner, 16 * s.rows, 8 * n, g[n]);
+    if (!TO_LEFT) return;
+#pragma unroll
+    for (int u = 0; u < U; u++) {
+        uint32_t a[4];
+        tile_pack(a, g[2 * u], g[2 * u + 1]);
+        tile_mma<F::UD>(d_left, a, s.tokens(stage), 16 * u, 0);
+    }
+}
+
+/* d_tokens += inner^T left over the row groups from FROM on: those that see the warp's tokens. */
+template <typename F, int FROM>
+static __device__ inline void backward_outer(float (&d_tokens)[F::NT][4], const backward_side<F> &s,
+                                             int stage)
+{
+#pragma unroll
+    for (int t = FROM; t < 4; t++) {
+        uint32_t a[4];
+        tile_a_trans<F::UC>(a, s.inner, 16 * s.rows, 16 * t);
+        tile_mma<F::UD>(d_tokens, a, s.left(stage), 16 * t, 0);
+    }
 }
 
 /* Accumulators of 16 tokens through a tile's rows to memory. */
@@ -252,15 +263,18 @@ static __device__ inline void backward_head(const bla_call &c, const fast_place 
     uint32_t w[F::KS][4]; /* rows of dX (side of K) or p, times c */
     {
         float x[SP / 8][4];
-        fast_against<D, SP>(x, s.left(stage), s.tokens(stage), s.slots, s.table(stage), s.rows, 0);
+        if (s.rows < 2)
+            fast_against<D, SP, 2>(x, s.left(stage), s.tokens(stage), s.slots, s.table(stage), s.rows, 0);
+        else
+            fast_against<D, SP, 4>(x, s.left(stage), s.tokens(stage), s.slots, s.table(stage), s.rows, 0);
         if (s.side == 0) {
-            fast_scale<DECAY, SP>(x, entry, s.rows, 0, c.scale * 1.4426950408889634f);
+            if (DECAY) fast_scale<SP>(x, entry, s.rows, 0);
             fast_mask(x, c.periods + p.chain.h, p.chain.position + chunk * CHUNK + 16 * s.rows, c.S, 0);
-            float2 sum = fast_exponentials<1>(x, s.rows, 0, NULL);
+            float2 sum = fast_exponentials<1>(x, c.scale * 1.4426950408889634f, s.rows, 0, NULL);
             barrier_named(1 + s.rows, 64);
             backward_softmax<F, DECAY>(x, sum, c.scale, entry, s, w);
         } else {
-            if (DECAY) fast_scale<DECAY, SP>(x, entry, s.rows, 0, 1.0f);
+            if (DECAY) fast_scale<SP>(x, entry, s.rows, 0);
             float4 *to = (float4 *)(s.rows_all + s.rows * (F::ROWS / 4)) + (threadIdx.x & 31);
 #pragma unroll
             for (int i = 0; i < SP / 8; i++) to[i * 32] = make_float4(x[i][0], x[i][1], x[i][2], x[i][3]);
@@ -274,7 +288,10 @@ static __device__ inline void backward_head(const bla_call &c, const fast_place 
         tile_zero(d_q);
 #pragma unroll
         for (int k = 0; k < F::KS; k++) tile_mma<F::UD>(d_q, w[k], s.slots, 16 * k, 0);
-        backward_inner<F, true>(w, s, stage, d_q);
+        if (s.rows < 2)
+            backward_inner<F, true, 2>(w, s, stage, d_q);
+        else
+            backward_inner<F, true, 4>(w, s, stage, d_q);
         bf16 *to = (bf16 *)c.d_q + (token * c.H + p.chain.h * c.group + head) * c.Dk;
         if (head == c.group - 1) /* the last one to read Vslots */
             backward_store<F>(d_q, s.slots + F::SLOTS, s.rows, to, c.H * c.Dk, n, c.Dk);
@@ -284,7 +301,10 @@ static __device__ inline void backward_head(const bla_call &c, const fast_place 
     } else {
 #pragma unroll
         for (int k = 0; k < F::KS; k++) tile_a<F::US>(w[k], s.gradient(s.rows), 0, 16 * k);
-        backward_inner<F, false>(w, s, stage, d_tokens);
+        if (s.rows < 2)
+            backward_inner<F, false, 2>(w, s, stage, d_tokens);
+        else
+            backward_inner<F, false, 4>(w, s, stage, d_tokens);
         if (!F::SHARES) backward_pull<F>(d_slots, s, stage);
     }
     __syncthreads();
@@ -293,13 +313,10 @@ static __device__ inline void backward_head(const bla_call &c, const fast_place 
         __syncthreads();
         backward_through<F>(d_tokens, s.table(stage), s.d_slots, s.rows);
     }
-#pragma unroll
-    for (int t = 0; t < 4; t++)
-        if (t >= s.rows) {
-            uint32_t a[4];
-            tile_a_trans<F::UC>(a, s.inner, 16 * s.rows, 16 * t);
-            tile_mma<F::UD>(d_tokens, a, s.left(stage), 16 * t, 0);
-        }
+    if (s.rows < 2)
+        backward_outer<F, 0>(d_tokens, s, stage);
+    else
+        backward_outer<F, 2>(d_tokens, s, stage);
     if (F::SHARES || s.side == 0) backward_pull<F>(d_slots, s, stage);
     if (head < c.group - 1) return;
     int width = s.side ? c.Dv : c.Dk;
@@ -438,12 +455,10 @@ static __global__ void __launch_bounds__(256, 1) fast_correct_kernel(bla_call c,
          *tile = tables + 2 * M::TABLE + side * M::TOKENS;
     float x[F::MT][F::NT][4];
     correct_begin<F, DECAY>(r, p, slot0, x);
-    const bla_period *period = c.periods + p.chain.h;
     for (int64_t chunk = p.to - 1; chunk >= p.from; chunk--) {
         int stage = (int)(chunk & 1), n = (int)min((int64_t)CHUNK, p.chain.count - chunk * CHUNK);
         char *table = tables + stage * M::TABLE;
-        const char *entry =
-            fast_entry<DECAY>(c, r, period, SP, p.chain.position + chunk * CHUNK, stage, table);
+        const char *entry = fast_entry<DECAY>(c, r, p, SP, chunk, stage, table);
         tile_load<SP, CHUNK, 256>(table, (const bf16 *)entry, SP, CHUNK, SP, threadIdx.x);
         copy_async_commit();
         bf16 *to =

@@ -52,8 +52,7 @@ static __device__ inline const char *forward_load(const bla_call &c, const fast_
     forward_tiles t = forward_stage<F, READ>(shared, stage);
     int64_t token = p.chain.first + chunk * CHUNK;
     int n = (int)min((int64_t)CHUNK, p.chain.count - chunk * CHUNK);
-    const char *entry =
-        fast_entry<DECAY>(c, r, c.periods + p.chain.h, F::SP, p.chain.position + chunk * CHUNK, stage, t.p);
+    const char *entry = fast_entry<DECAY>(c, r, p, F::SP, chunk, stage, t.p);
     const bf16 *k = (const bf16 *)c.k + (token * c.Hkv + p.chain.h) * c.Dk;
     const bf16 *v = (const bf16 *)c.v + (token * c.Hkv + p.chain.h) * c.Dv;
     if (READ) forward_load_q<F>(c, p, chunk, 0, t.q);
@@ -65,28 +64,28 @@ static __device__ inline const char *forward_load(const bla_call &c, const fast_
 }
 
 /* rows [16, SHARE] = left slots^T + causal(left tokens^T) P for one row group: logits from q and K, or
- * gradients of probabilities from d_o and V. */
-template <int D, int SP, int N>
+ * gradients of probabilities from d_o and V. Of the chunk's own tokens the first 16 U are looked at: all a
+ * row group sees, in code without branches. */
+template <int D, int SP, int U, int N>
 static __device__ inline void fast_against(float (&x)[N][4], const char *left, const char *tokens,
                                            const char *slots, const char *table, int rows, int slot0)
 {
     constexpr int UD = tile_units(D), US = tile_units(SP);
-    uint32_t own[4][4]; /* causal(left tokens^T) as A fragments, one per 16 tokens */
-    tile_zero(x);
+    uint32_t own[U][4]; /* causal(left tokens^T) as A fragments, one per 16 tokens */
+    {
+        float s[2 * U][4];
+        tile_zero(s);
 #pragma unroll
-    for (int u = 0; u < 4; u++)
-        if (u <= rows) {
-            float s[2][4];
-            tile_zero(s);
-#pragma unroll
-            for (int k = 0; k < D; k += 16) {
-                uint32_t a[4];
-                tile_a<UD>(a, left, 16 * rows, k);
-                tile_mma_trans<UD>(s, a, tokens, 16 * u, k);
-            }
-            if (u == rows) tile_causal(s[0], s[1]);
-            tile_pack(own[u], s[0], s[1]);
+        for (int k = 0; k < D; k += 16) {
+            uint32_t a[4];
+            tile_a<UD>(a, left, 16 * rows, k);
+            tile_mma_trans<UD>(s, a, tokens, 0, k);
         }
+        tile_causal(s, rows);
+#pragma unroll
+        for (int u = 0; u < U; u++) tile_pack(own[u], s[2 * u], s[2 * u + 1]);
+    }
+    tile_zero(x);
 #pragma unroll
     for (int k = 0; k < D; k += 16) {
         uint32_t a[4];
@@ -94,8 +93,7 @@ static __device__ inline void fast_against(float (&x)[N][4], const char *left, c
         tile_mma_trans<UD>(x, a, slots, slot0, k);
     }
 #pragma unroll
-    for (int u = 0; u < 4; u++)
-        if (u <= rows) tile_mma<US>(x, own[u], table, 16 * u, slot0);
+    for (int u = 0; u < U; u++) tile_mma<US>(x, own[u], table, 16 * u, slot0);
 }
 
 /* Masks what may not be attended to: `visible` where the chunk is an early one, and the padding beyond S. */
@@ -130,11 +128,12 @@ static __device__ inline float quad_sum(float x)
     return x + __shfl_xor_sync(CUDA_FULL_WARP, x, 2);
 }
 
-/* x becomes exp2(x - its row's maximum); returns the sums of the two rows over this warp's share. `top`
- * receives the maxima: they must be those of the whole row, so shares exchange them through `room` [2,
+/* x becomes exp2(factor (x - its row's maximum)); returns the sums of the two rows over this warp's share.
+ * `top` receives the maxima: they must be those of the whole row, so shares exchange them through `room` [2,
  * CHUNK]. */
 template <int SPLIT, int N>
-static __device__ inline float2 fast_exponentials(float (&x)[N][4], int rows, int share, float *room)
+static __device__ inline float2 fast_exponentials(float (&x)[N][4], float factor, int rows, int share,
+                                                  float *room)
 {
     int lane = threadIdx.x & 31, g = 16 * rows + (lane >> 2);
     float top[2] = {-INFINITY, -INFINITY}, sum[2] = {0.0f, 0.0f};
@@ -150,30 +149,27 @@ static __device__ inline float2 fast_exponentials(float (&x)[N][4], int rows, in
         top[0] = fmaxf(top[0], room[(1 - share) * CHUNK + g]);
         top[1] = fmaxf(top[1], room[(1 - share) * CHUNK + g + 8]);
     }
+    top[0] *= factor, top[1] *= factor;
 #pragma unroll
     for (int n = 0; n < N; n++) {
-        x[n][0] = exp2f(x[n][0] - top[0]), x[n][1] = exp2f(x[n][1] - top[0]);
-        x[n][2] = exp2f(x[n][2] - top[1]), x[n][3] = exp2f(x[n][3] - top[1]);
+        x[n][0] = exp2_approx(x[n][0] * factor - top[0]), x[n][1] = exp2_approx(x[n][1] * factor - top[0]);
+        x[n][2] = exp2_approx(x[n][2] * factor - top[1]), x[n][3] = exp2_approx(x[n][3] * factor - top[1]);
         sum[0] += x[n][0] + x[n][1], sum[1] += x[n][2] + x[n][3];
     }
     return make_float2(quad_sum(sum[0]), quad_sum(sum[1]));
 }
 
-/* Multiplies all accumulators of a row group by c (with decay) and `factor`. */
-template <bool DECAY, int SP, int N>
-static __device__ inline void fast_scale(float (&x)[N][4], const char *entry, int rows, int slot0,
-                                         float factor)
+/* Multiplies all accumulators of a row group by c. */
+template <int SP, int N>
+static __device__ inline void fast_scale(float (&x)[N][4], const char *entry, int rows, int slot0)
 {
 #pragma unroll
-    for (int n = 0; n < N; n += 2) {
-        if (DECAY) fast_c_scale(fast_c_load(entry, SP, rows, slot0 / 16 + n / 2), x[n], x[n + 1]);
-#pragma unroll
-        for (int i = 0; i < 4; i++) x[n][i] *= factor, x[n + 1][i] *= factor;
-    }
+    for (int n = 0; n < N; n += 2)
+        fast_c_scale(fast_c_load(entry, SP, rows, slot0 / 16 + n / 2), x[n], x[n + 1]);
 }
 
-/* One query head of a chunk: reads the slots and stores 16 rows of o. */
-template <typename F, bool DECAY>
+/* One query head of a chunk: reads the slots and stores 16 rows of o. U as in fast_against. */
+template <typename F, bool DECAY, int U>
 static __device__ inline void forward_read(const bla_call &c, const fast_place &p, int64_t chunk, int head,
                                            const forward_tiles &t, const char *slots_k, const char *slots_v,
                                            const char *entry, float *exchange, int rows, int share)
@@ -182,33 +178,32 @@ static __device__ inline void forward_read(const bla_call &c, const fast_place &
     const int slot0 = share * F::SHARE;
     const bla_period *period = c.periods + p.chain.h;
     float o[D / 8][4];
-    uint32_t weight[N / 2][4];
+    uint32_t weight[N / 2][4], own[U][4]; /* weights on the slots before the chunk and on its tokens */
     float2 sum;
     {
         float x[N][4];
-        fast_against<D, SP>(x, t.q, t.k, slots_k, t.p, rows, slot0);
-        fast_scale<DECAY, SP>(x, entry, rows, slot0, c.scale * 1.4426950408889634f);
+        fast_against<D, SP, U>(x, t.q, t.k, slots_k, t.p, rows, slot0);
+        if (DECAY) fast_scale<SP>(x, entry, rows, slot0);
         fast_mask(x, period, p.chain.position + chunk * CHUNK + 16 * rows, c.S, slot0);
-        sum = fast_exponentials<F::SPLIT>(x, rows, share, exchange);
-        if (DECAY) fast_scale<DECAY, SP>(x, entry, rows, slot0, 1.0f);
+        sum = fast_exponentials<F::SPLIT>(x, c.scale * 1.4426950408889634f, rows, share, exchange);
+        if (DECAY) fast_scale<SP>(x, entry, rows, slot0);
 #pragma unroll
         for (int n = 0; n < N; n += 2) tile_pack(weight[n / 2], x[n], x[n + 1]);
+    }
+    {
+        float g[2 * U][4];
+        tile_zero(g);
+#pragma unroll
+        for (int k = 0; k < N / 2; k++) tile_mma_trans<F::US>(g, weight[k], t.p, 0, slot0 + 16 * k);
+        tile_causal(g, rows);
+#pragma unroll
+        for (int u = 0; u < U; u++) tile_pack(own[u], g[2 * u], g[2 * u + 1]);
     }
     tile_zero(o);
 #pragma unroll
     for (int k = 0; k < N / 2; k++) tile_mma<F::UD>(o, weight[k], slots_v, slot0 + 16 * k, 0);
 #pragma unroll
-    for (int u = 0; u < 4; u++)
-        if (u <= rows) {
-            float g[2][4];
-            uint32_t a[4];
-            tile_zero(g);
-#pragma unroll
-            for (int k = 0; k < N / 2; k++) tile_mma_trans<F::US>(g, weight[k], t.p, 16 * u, slot0 + 16 * k);
-            if (u == rows) tile_causal(g[0], g[1]);
-            tile_pack(a, g[0], g[1]);
-            tile_mma<F::UD>(o, a, t.v, 16 * u, 0);
-        }
+    for (int u = 0; u < U; u++) tile_mma<F::UD>(o, own[u], t.v, 16 * u, 0);
     int lane = threadIdx.x & 31, g = 16 * rows + (lane >> 2);
     if (F::SPLIT > 1) { /* the second share hands its part to the first */
         float *sums = exchange + 2 * CHUNK, *part = exchange + 4 * CHUNK;
@@ -368,7 +363,12 @@ static __global__ void __launch_bounds__(128 * SPLIT, SPLIT == 1 ? 2 : 1)
                     copy_async_wait<0>();
                     __syncthreads();
                 }
-                forward_read<F, DECAY>(c, p, chunk, head, t, slots_k, slots_v, entry, exchange, rows, share);
+                if (rows < 2)
+                    forward_read<F, DECAY, 2>(c, p, chunk, head, t, slots_k, slots_v, entry, exchange, rows,
+                                              share);
+                else
+                    forward_read<F, DECAY, 4>(c, p, chunk, head, t, slots_k, slots_v, entry, exchange, rows,
+                                              share);
             }
         forward_write<F>(K, t.p, t.k, slot0);
         forward_write<F>(V, t.p, t.v, slot0);

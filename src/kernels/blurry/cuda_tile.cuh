@@ -101,16 +101,18 @@ static __device__ inline void tile_pack(uint32_t *a, const float *low, const flo
     a[2] = pack_bf16(high[0], high[1]), a[3] = pack_bf16(high[2], high[3]);
 }
 
-/* Zero above the diagonal of a 16 x 16 block of accumulators: columns later than the row. */
-static __device__ inline void tile_causal(float *low, float *high)
+/* Zero above the diagonal: columns from 0, rows of row group `rows`; a column later than its row is cleared.
+ */
+template <int N> static __device__ inline void tile_causal(float (&x)[N][4], int rows)
 {
-    int lane = threadIdx.x & 31, g = lane >> 2, q = 2 * (lane & 3);
+    int lane = threadIdx.x & 31, late = 16 * rows + (lane >> 2) - 2 * (lane & 3);
 #pragma unroll
-    for (int i = 0; i < 2; i++) {
-        if (q + i > g) low[i] = 0.0f;
-        high[i] = 0.0f; /* columns 8 .. 15 of rows 0 .. 7 */
-        if (q + i > g) high[2 + i] = 0.0f;
-    }
+    for (int n = 0; n < N; n++)
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            if (8 * n + i > late) x[n][i] = 0.0f;
+            if (8 * n + i > late + 8) x[n][2 + i] = 0.0f;
+        }
 }
 
 /* One 16 x 8 accumulator as bf16 into a tile at (row0, column0). */
