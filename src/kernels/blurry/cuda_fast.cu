@@ -7,7 +7,7 @@
 #include <math.h>
 #include <stdlib.h>
 
-enum { ENTRIES_BYTES_MOST = 256 << 20, MADE_BYTES_MOST = 128 << 20, FOLD_SEGMENTS_MOST = 8 };
+enum { ENTRIES_BYTES_MOST = 256 << 20, MADE_BYTES_MOST = 128 << 20, FOLD_MOST = 8 };
 
 /* ---- coverage ---- */
 
@@ -158,13 +158,23 @@ static int64_t choose_segments(int64_t chains, int64_t chunks, int64_t blocks, d
         double each = (double)((chunks + n - 1) / n);
         double waves = (double)((chains * n + blocks - 1) / blocks);
         double first = n > 1 ? extra * each * (double)((chains * (n - 1) + blocks - 1) / blocks) + 1.0 : 0.0;
-        double cost = waves * (each + 0.5) + first + (n > FOLD_SEGMENTS_MOST ? 1.0 : 0.05 * (double)n);
+        double cost = waves * (each + 0.5) + first + (n > FOLD_MOST ? 1.0 : 0.05 * (double)n);
         if (cost < least) least = cost, best = n;
     }
     return best;
 }
 
-/* Most states of all segments together. */
+/* Parts per segment, so that the joining pass fills `blocks` too; never more states than there is room for.
+ */
+static int64_t choose_parts(int64_t chains, int64_t chunks, int64_t segments, int64_t blocks, int64_t states)
+{
+    if (segments < 2) return 1;
+    int64_t each = (chunks + segments - 1) / segments, parts = blocks / (chains * (segments - 1));
+    while (parts > 1 && (parts > each || chains * segments * parts > states)) parts--;
+    return parts < 1 ? 1 : parts;
+}
+
+/* Most states of all parts together. */
 static int64_t states_most(const bla_shape *s, int64_t blocks)
 {
     int64_t chunks = (s->tokens + CHUNK - 1) / CHUNK; /* of one packed sequence, at worst */
@@ -172,36 +182,39 @@ static int64_t states_most(const bla_shape *s, int64_t blocks)
     return chains > 0 && chunks > 2 * blocks / chains ? 2 * blocks : chains * chunks;
 }
 
-/* Replaces what each segment adds by what came before it. Backwards the last segment comes first, and the sum
- * of all goes to `start`. */
-static __global__ void scan_kernel(fast_run r, int SP, int D, int threads, int rows, int decay, int backwards)
+/* Replaces what each unit adds by what came before it: forwards the units are parts, backwards segments, the
+ * last one first, and the sum of all goes to `start`. */
+static __global__ void scan_kernel(fast_run r, int SP, int D, int decay, int backwards)
 {
     int64_t floats = 2 * (int64_t)SP * D, i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x,
             chain = blockIdx.y;
     if (i >= floats / 4) return;
-    int thread = (int)(i % threads), m = (int)(i / threads) % (rows * D / 8) / (D / 8);
-    int slot = (thread / 32 * rows + m) * 16 % SP + (thread % 32 >> 2);
+    int slot = (int)(i / 32 % (SP / 16)) * 16 + (int)(i % 32 >> 2);
+    int64_t stride = backwards ? r.parts : 1, first = chain * r.segments * r.parts;
+    int64_t units = backwards ? r.segments : (r.segments - 1) * r.parts + 1;
     float4 running = make_float4(0, 0, 0, 0);
-    for (int64_t step = 0; step < r.segments; step++) {
-        int64_t s = backwards ? r.segments - 1 - step : step, at = chain * r.segments + s;
+    for (int64_t step = 0; step < units; step++) {
+        int64_t at = first + (backwards ? units - 1 - step : step) * stride;
         float4 *state = (float4 *)(r.states + at * floats) + i, add = make_float4(0, 0, 0, 0);
-        bool last = !backwards && s + 1 == r.segments; /* nobody wants the state after it */
+        bool last = !backwards && step + 1 == units; /* nobody wants the state after it */
         if (!last) add = *state;
         *state = running;
         if (last) return;
-        float low = decay ? r.keeps[at * SP + slot] : 1.0f, high = decay ? r.keeps[at * SP + slot + 8] : 1.0f;
+        float low = 1.0f, high = 1.0f;
+        for (int64_t part = 0; decay && part < stride; part++)
+            low *= r.keeps[(at + part) * SP + slot], high *= r.keeps[(at + part) * SP + slot + 8];
         running.x = low * running.x + add.x, running.y = low * running.y + add.y;
         running.z = high * running.z + add.z, running.w = high * running.w + add.w;
     }
     ((float4 *)(r.start + chain * floats))[i] = running;
 }
 
-static void scan(const fast_kernels *k, const bla_call *call, const fast_run *run, int threads, int rows,
-                 int backwards, cudaStream_t stream)
+static void scan(const fast_kernels *k, const bla_call *call, fast_run *run, int backwards,
+                 cudaStream_t stream)
 {
     dim3 grid((unsigned)((2 * k->SP * k->D / 4 + 255) / 256), (unsigned)call->chains);
-    cuda_launch(scan_kernel, grid, dim3(256), 0, stream, *run, k->SP, k->D, threads, rows, call->decay,
-                backwards);
+    cuda_launch(scan_kernel, grid, dim3(256), 0, stream, *run, k->SP, k->D, call->decay, backwards);
+    run->scanned = 1;
 }
 
 /* ---- calls ---- */
@@ -278,7 +291,7 @@ size_t fast_forward_workspace(const bla_shape *s, int multiprocessors)
     const fast_kernels *k = fast_find(s);
     fast_run run;
     carver m = {NULL, 0};
-    if (k) pass_place(s, k, (int64_t)multiprocessors * k->forward_blocks, &m, &run);
+    if (k) pass_place(s, k, (int64_t)multiprocessors * k->state_blocks, &m, &run);
     return m.used;
 }
 
@@ -296,19 +309,20 @@ void fast_forward(const fast_tables *t, const bla_shape *s, const bla_call *call
     const fast_kernels *k = t->kernels;
     fast_run run = {};
     carver m = {(char *)workspace, 0};
-    pass_place(s, k, (int64_t)t->multiprocessors * k->forward_blocks, &m, &run);
+    int64_t states = (int64_t)t->multiprocessors * k->state_blocks;
+    pass_place(s, k, states, &m, &run);
     run.saved = (bf16 *)saved, run.spread = t->multiprocessors;
-    int64_t chunks = (longest + CHUNK - 1) / CHUNK, blocks = (int64_t)t->multiprocessors * k->forward_blocks;
-    make_entries(t, s, call, chunks, blocks, &run, stream);
-    run.segments = choose_segments(call->chains, chunks, blocks, 0.35);
+    int64_t chunks = (longest + CHUNK - 1) / CHUNK;
+    make_entries(t, s, call, chunks, states, &run, stream);
+    fast_pass pass = call->o ? FAST_READ : FAST_STATES;
+    int64_t blocks = pass == FAST_READ ? (int64_t)t->multiprocessors * k->read_blocks : states;
+    run.segments = choose_segments(call->chains, chunks, blocks, 0.2);
+    run.parts = choose_parts(call->chains, chunks, run.segments, states, states_most(s, states));
     if (run.segments > 1) {
         k->forward(call, &run, FAST_INCREMENTS, stream);
-        if (run.segments > FOLD_SEGMENTS_MOST) {
-            scan(k, call, &run, k->forward_threads, k->forward_rows, 0, stream);
-            run.scanned = 1;
-        }
+        if ((run.segments - 1) * run.parts > FOLD_MOST) scan(k, call, &run, 0, stream);
     }
-    k->forward(call, &run, call->o ? FAST_READ : FAST_STATES, stream);
+    k->forward(call, &run, pass, stream);
 }
 
 /* A backward pass takes its own states, then those of a forward pass, which also end at once when it has
@@ -340,12 +354,11 @@ void fast_backward(const fast_tables *t, const bla_shape *s, const bla_call *cal
         states.o = NULL;
         fast_forward(t, s, &states, longest, run.saved, m.base + m.used, stream);
     }
-    run.segments = choose_segments(call->chains, chunks, t->multiprocessors, 0.25);
+    run.segments = choose_segments(call->chains, chunks, t->multiprocessors, 0.15);
+    run.parts = choose_parts(call->chains, chunks, run.segments, t->multiprocessors,
+                             states_most(s, t->multiprocessors));
     k->backward(call, &run, false, stream);
     if (run.segments == 1) return;
-    if (run.segments > FOLD_SEGMENTS_MOST) {
-        scan(k, call, &run, 256, k->SP / 64, 1, stream);
-        run.scanned = 1;
-    }
+    if (run.segments - 1 > FOLD_MOST) scan(k, call, &run, 1, stream);
     k->backward(call, &run, true, stream);
 }

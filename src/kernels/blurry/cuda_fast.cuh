@@ -11,26 +11,35 @@
 #include "kernels/blurry/cuda_fast.h"
 #include "kernels/blurry/cuda_tile.cuh"
 
-/* The chunks of one block. */
+/* The chunks of one block: a segment, or one of its parts. */
 struct fast_place {
     bla_chain chain;
     int64_t index; /* of the chain */
-    int64_t segment;
+    int64_t segment, part;
+    int64_t unit;     /* its first part's place in states and keeps */
     int64_t from, to; /* chunks */
-    int64_t total;    /* chunks of the chain */
     int64_t saved;    /* index of the chain's first chunk among all saved ones */
 };
 
+/* Chunks of a part. */
+static __device__ inline int64_t fast_part_chunks(const fast_run &r, const bla_chain &x)
+{
+    int64_t total = (x.count + CHUNK - 1) / CHUNK, units = r.segments * r.parts;
+    return total > 0 ? (total + units - 1) / units : 1;
+}
+
+/* Block `block` of a launch over all chains and `segments` segments of each, whole or in parts. */
 static __device__ inline fast_place fast_place_of(const bla_call &c, const fast_run &r, int64_t block,
-                                                  int64_t segments)
+                                                  int64_t segments, bool in_parts)
 {
     fast_place p;
-    p.index = block / segments, p.segment = block % segments;
+    int64_t parts = in_parts ? r.parts : 1;
+    p.index = block / (segments * parts), p.segment = block / parts % segments, p.part = block % parts;
     p.chain = bla_chain_of(c, p.index);
-    p.total = (p.chain.count + CHUNK - 1) / CHUNK;
-    int64_t per = (p.total + r.segments - 1) / r.segments;
-    p.from = min(p.segment * per, p.total);
-    p.to = min(p.from + per, p.total);
+    p.unit = (p.index * r.segments + p.segment) * r.parts + p.part;
+    int64_t total = (p.chain.count + CHUNK - 1) / CHUNK, each = fast_part_chunks(r, p.chain);
+    p.from = min((p.segment * r.parts + p.part) * each, total);
+    p.to = min(p.from + (in_parts ? each : each * r.parts), total);
     p.saved = fast_saved_base(p.chain.first, p.chain.b, c.Hkv, p.chain.h);
     return p;
 }
@@ -123,29 +132,53 @@ static __device__ inline void fast_slots_store(const float (&x)[MT][NT][4], floa
             }
 }
 
-/* Accumulators to and from the workspace: `part` counts groups of MT * NT float4 per thread, THREADS apart.
- */
-template <int THREADS, int MT, int NT>
-static __device__ inline void fast_state_store(const float (&x)[MT][NT][4], float *state, int part)
+/* Accumulators to and from the workspace: K (part 0) and V (1) as fragments [2, D/8, SP/16, 32 lanes, 4], the
+ * same for every number of warps. */
+template <int SP, int MT, int NT>
+static __device__ inline float4 *fast_state_at(float *state, int part, int slot0, int m, int n)
+{
+    return (float4 *)state + ((part * NT + n) * (SP / 16) + slot0 / 16 + m) * 32 + (threadIdx.x & 31);
+}
+template <int SP, int MT, int NT>
+static __device__ inline void fast_state_store(const float (&x)[MT][NT][4], float *state, int part, int slot0)
 {
 #pragma unroll
     for (int m = 0; m < MT; m++)
 #pragma unroll
         for (int n = 0; n < NT; n++)
-            ((float4 *)state)[(part * MT * NT + m * NT + n) * THREADS + threadIdx.x] =
+            *fast_state_at<SP, MT, NT>(state, part, slot0, m, n) =
                 make_float4(x[m][n][0], x[m][n][1], x[m][n][2], x[m][n][3]);
 }
-/* x = end * x + what is stored. */
-template <int THREADS, int MT, int NT>
-static __device__ inline void fast_state_add(float (&x)[MT][NT][4], const float *state, int part)
+template <int SP, int MT, int NT>
+static __device__ inline void fast_state_add(float (&x)[MT][NT][4], float *state, int part, int slot0)
 {
 #pragma unroll
     for (int m = 0; m < MT; m++)
 #pragma unroll
         for (int n = 0; n < NT; n++) {
-            float4 y = ((const float4 *)state)[(part * MT * NT + m * NT + n) * THREADS + threadIdx.x];
+            float4 y = *fast_state_at<SP, MT, NT>(state, part, slot0, m, n);
             x[m][n][0] += y.x, x[m][n][1] += y.y, x[m][n][2] += y.z, x[m][n][3] += y.w;
         }
+}
+
+/* What a part keeps: to the workspace, and multiplied onto accumulators from there. */
+template <int MT>
+static __device__ inline void fast_keep_store(const float (&kept)[MT][2], float *keep, int slot0)
+{
+    int lane = threadIdx.x & 31;
+    if ((lane & 3) != 0) return;
+#pragma unroll
+    for (int m = 0; m < MT; m++)
+        keep[slot0 + 16 * m + (lane >> 2)] = kept[m][0], keep[slot0 + 16 * m + (lane >> 2) + 8] = kept[m][1];
+}
+template <int MT, int NT>
+static __device__ inline void fast_keep_scale(float (&x)[MT][NT][4], const float *keep, int slot0)
+{
+    float end[MT][2];
+    int g = slot0 + ((threadIdx.x & 31) >> 2);
+#pragma unroll
+    for (int m = 0; m < MT; m++) end[m][0] = keep[g + 16 * m], end[m][1] = keep[g + 16 * m + 8];
+    fast_rows_scale(x, end);
 }
 
 /* Accumulators as bf16 into a tile [SP, D]. */

@@ -7,8 +7,10 @@
 /* How one pass of a call is spread over the chip. */
 struct fast_run {
     int64_t segments; /* per chain */
-    float *states; /* [chains, segments] what a segment adds to the slots, or (scanned) what came before it */
-    float *keeps;  /* [chains, segments, SP] what a segment keeps of the slots before it */
+    int64_t parts;    /* per segment, for the passes that join segments */
+    float *states; /* [chains, segments, parts] what a part adds to the slots, or (scanned) what came before
+                      it */
+    float *keeps;  /* [chains, segments, parts, SP] what a part keeps of the slots before it */
     float *start;  /* [chains] the slots on entry */
     int scanned;
     bf16 *saved;   /* NULL or the slots before every chunk, [.., 2, SP, D] */
@@ -28,7 +30,7 @@ static inline __host__ __device__ int64_t fast_saved_base(int64_t first, int64_t
 }
 
 enum fast_pass {
-    FAST_INCREMENTS, /* what each segment but the last adds to the slots */
+    FAST_INCREMENTS, /* what each part of all segments but the last adds to the slots */
     FAST_READ,       /* the forward pass */
     FAST_STATES,     /* the slots before every chunk, for a backward pass without notes */
     FAST_PASSES
@@ -37,9 +39,7 @@ enum fast_pass {
 /* The kernels of one padded shape. */
 struct fast_kernels {
     int D, SP;
-    int forward_blocks; /* per multiprocessor */
-    int forward_threads,
-        forward_rows; /* threads of a block; rows of fragments (MT) a warp holds: for the scan */
+    int read_blocks, state_blocks; /* per multiprocessor: FAST_READ, the other passes */
     void (*forward)(const bla_call *call, const fast_run *run, fast_pass pass, cudaStream_t stream);
     /* The backward pass of every segment as if no gradient came from later ones, then (correct) what that
      * misses. */

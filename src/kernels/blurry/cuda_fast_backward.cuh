@@ -332,10 +332,11 @@ static __global__ void __launch_bounds__(256, 1) fast_backward_kernel(bla_call c
     typedef backward_form<D, SP> F;
     CUDA_DYNAMIC_SHARED(char, shared);
     const backward_side<F> s = backward_view<F>(shared);
-    const fast_place p = fast_place_of(c, r, blockIdx.x, r.segments);
+    const fast_place p = fast_place_of(c, r, blockIdx.x, r.segments, false);
     const float unit = DECAY ? ENTRY_START : 1.0f;
     const bla_state &after = c.d_out;
     const int width = s.side ? c.Dv : c.Dk;
+    const int64_t each = fast_part_chunks(r, p.chain);
     float d_slots[F::MT][F::NT][4], kept[F::MT][2];
     const char *next = NULL;
     if (p.from < p.to) {
@@ -376,17 +377,18 @@ static __global__ void __launch_bounds__(256, 1) fast_backward_kernel(bla_call c
             backward_head<F, DECAY>(c, p, chunk, head, stage, entry, s, d_slots, d_tokens);
             __syncthreads();
         }
+        if (DECAY && r.segments > 1 && s.side == 0 &&
+            (chunk - p.from) % each == 0) { /* the first chunk of a part */
+            fast_keep_store(kept, r.keeps + (p.unit + (chunk - p.from) / each) * SP, s.slot0);
+#pragma unroll
+            for (int m = 0; m < F::MT; m++) kept[m][0] = kept[m][1] = 1.0f;
+        }
         if (chunk == p.from) break;
         if (F::STAGES == 1) next = backward_load<F, DECAY>(c, r, p, chunk - 1, s, 0);
         backward_load_slots<F>(c, r, p, chunk - 1, s);
     }
     if (r.segments > 1) {
-        int64_t at = p.index * r.segments + p.segment;
-        float *keep = r.keeps + at * SP + s.slot0 + ((threadIdx.x & 31) >> 2);
-        fast_state_store<F::THREADS>(d_slots, r.states + at * 2 * SP * D, 0);
-        if (DECAY && s.side == 0 && (threadIdx.x & 3) == 0)
-#pragma unroll
-            for (int m = 0; m < F::MT; m++) keep[16 * m] = kept[m][0], keep[16 * m + 8] = kept[m][1];
+        fast_state_store<SP>(d_slots, r.states + p.unit * 2 * SP * D, s.side, s.slot0);
     } else if (c.d_in.k) {
         float *to = s.side ? c.d_in.v + p.chain.b * c.d_in.stride_v + p.chain.h * c.S * c.Dv
                            : c.d_in.k + p.chain.b * c.d_in.stride_k + p.chain.h * c.S * c.Dk;
@@ -402,25 +404,23 @@ template <int D_, int SP_> struct correct_form {
     static constexpr int SHARED = 2 * SLOTS + 2 * TABLE + 2 * TOKENS;
 };
 
-/* The gradient of the slots after segment p.segment, from what the later segments add to it. */
+/* The gradient of the slots after the part, from what the later segments add to it. */
 template <typename F, bool DECAY>
-static __device__ inline void correct_begin(const fast_run &r, const fast_place &p, int slot0,
+static __device__ inline void correct_begin(const fast_run &r, const fast_place &p, int side, int slot0,
                                             float (&x)[F::MT][F::NT][4])
 {
-    const int64_t floats = 2 * F::SP * F::D;
+    const int64_t floats = 2 * F::SP * F::D, first = p.unit - p.part; /* the segment's first unit */
 #pragma unroll
     for (int m = 0; m < F::MT; m++) tile_zero(x[m]);
-    for (int64_t i = r.scanned ? p.segment : r.segments - 1; i >= p.segment + (r.scanned ? 0 : 1); i--) {
-        int64_t at = p.index * r.segments + i;
-        if (DECAY && !r.scanned && i < r.segments - 1) {
-            const float *keep = r.keeps + at * F::SP + slot0 + ((threadIdx.x & 31) >> 2);
-            float end[F::MT][2];
-#pragma unroll
-            for (int m = 0; m < F::MT; m++) end[m][0] = keep[16 * m], end[m][1] = keep[16 * m + 8];
-            fast_rows_scale(x, end);
-        }
-        fast_state_add<F::THREADS>(x, r.states + at * floats, 0);
+    for (int64_t s = r.scanned ? p.segment : r.segments - 1; s >= p.segment + (r.scanned ? 0 : 1); s--) {
+        int64_t at = first + (s - p.segment) * r.parts;
+        if (DECAY && !r.scanned && s < r.segments - 1)
+            for (int64_t i = 0; i < r.parts; i++) fast_keep_scale(x, r.keeps + (at + i) * F::SP, slot0);
+        fast_state_add<F::SP>(x, r.states + at * floats, side, slot0);
     }
+    if (DECAY)
+        for (int64_t i = p.part + 1; i < r.parts; i++)
+            fast_keep_scale(x, r.keeps + (first + i) * F::SP, slot0);
 }
 
 /* x (16 tokens) += what is stored; a lane's two neighbours at a time. */
@@ -439,22 +439,22 @@ static __device__ inline void correct_add(float (&x)[NT][4], const bf16 *from, i
             }
 }
 
-/* grid: chains * (r.segments - 1) blocks. The block of segment 0 also stores the gradient of the slots on
- * entry. */
+/* grid: chains * (r.segments - 1) * r.parts blocks. The first part of each chain also stores the gradient of
+ * the slots on entry. */
 template <int D, int SP, bool DECAY>
 static __global__ void __launch_bounds__(256, 1) fast_correct_kernel(bla_call c, fast_run r)
 {
     typedef backward_form<D, SP> F;
     typedef correct_form<D, SP> M;
     CUDA_DYNAMIC_SHARED(char, shared);
-    const fast_place p = fast_place_of(c, r, blockIdx.x, r.segments - 1);
+    const fast_place p = fast_place_of(c, r, blockIdx.x, r.segments - 1, true);
     const int side = threadIdx.x / 128, rows = threadIdx.x / 32 % 4, slot0 = rows * 16 * F::MT;
     const int width = side ? c.Dv : c.Dk;
     const float unit = DECAY ? ENTRY_UNIT : 1.0f;
     char *d_slots = shared + side * M::SLOTS, *tables = shared + 2 * M::SLOTS,
          *tile = tables + 2 * M::TABLE + side * M::TOKENS;
     float x[F::MT][F::NT][4];
-    correct_begin<F, DECAY>(r, p, slot0, x);
+    correct_begin<F, DECAY>(r, p, side, slot0, x);
     for (int64_t chunk = p.to - 1; chunk >= p.from; chunk--) {
         int stage = (int)(chunk & 1), n = (int)min((int64_t)CHUNK, p.chain.count - chunk * CHUNK);
         char *table = tables + stage * M::TABLE;
@@ -478,15 +478,15 @@ static __global__ void __launch_bounds__(256, 1) fast_correct_kernel(bla_call c,
         backward_store<F>(y, tile, rows, to, c.Hkv * width, n, width);
         __syncthreads();
     }
-    if (p.segment > 0 || !c.d_in.k) return;
+    if (p.segment > 0 || p.part > 0 || !c.d_in.k) return;
     float *to = side ? c.d_in.v + p.chain.b * c.d_in.stride_v + p.chain.h * c.S * c.Dv
                      : c.d_in.k + p.chain.b * c.d_in.stride_k + p.chain.h * c.S * c.Dk;
     if (r.scanned) {
 #pragma unroll
         for (int m = 0; m < F::MT; m++) tile_zero(x[m]);
     }
-    fast_state_add<F::THREADS>(
-        x, (r.scanned ? r.start + p.index * 2 * SP * D : r.states + p.index * r.segments * 2 * SP * D), 0);
+    fast_state_add<SP>(x, r.scanned ? r.start + p.index * 2 * SP * D : r.states + p.unit * 2 * SP * D, side,
+                       slot0);
     fast_slots_store(x, to, c.S, width, slot0, unit);
 }
 

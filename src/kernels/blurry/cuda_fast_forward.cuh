@@ -11,8 +11,9 @@
 template <int D_, int SP_, int SPLIT_, bool READ_> struct forward_form {
     static constexpr int D = D_, SP = SP_, SPLIT = SPLIT_;
     static constexpr int THREADS = 128 * SPLIT, WARPS = 4 * SPLIT;
-    static constexpr int SHARE = SP / SPLIT;               /* slots a warp reads */
-    static constexpr int MT = SP / WARPS / 16, NT = D / 8; /* fragments of a warp's slots */
+    static constexpr int SHARE = SP / SPLIT;       /* slots a warp reads */
+    static constexpr int MT = SP / 64, NT = D / 8; /* fragments of a warp's quarter of the slots */
+    static constexpr int OWN = 2 / SPLIT;          /* of K and V: both, or one per share */
     static constexpr int UD = tile_units(D), US = tile_units(SP);
     static constexpr int TOKENS = tile_bytes(CHUNK, D), SLOTS = tile_bytes(SP, D),
                          TABLE = tile_bytes(CHUNK, SP);
@@ -235,7 +236,7 @@ static __device__ inline void forward_read(const bla_call &c, const fast_place &
     tile_store16<D>(t.q, 16 * rows, to, c.H * c.Dv, n, c.Dv);
 }
 
-/* A warp's slots: accumulators += P^T tokens. */
+/* A warp's slots of K or V: accumulators += P^T tokens. */
 template <typename F>
 static __device__ inline void forward_write(float (&x)[F::MT][F::NT][4], const char *table,
                                             const char *tokens, int slot0)
@@ -250,64 +251,47 @@ static __device__ inline void forward_write(float (&x)[F::MT][F::NT][4], const c
         }
 }
 
-/* The state before the block's first chunk. */
+/* The state before the block's first chunk, K (which = 0) or V. */
 template <typename F, bool DECAY>
 static __device__ inline void forward_begin(const bla_call &c, const fast_run &r, const fast_place &p,
-                                            bool increments, int slot0, float (&K)[F::MT][F::NT][4],
-                                            float (&V)[F::MT][F::NT][4])
+                                            bool increments, int which, int slot0,
+                                            float (&x)[F::MT][F::NT][4])
 {
     constexpr int64_t floats = 2 * F::SP * F::D;
-    const float unit = DECAY ? ENTRY_UNIT : 1.0f;
-    bool given = c.in.k && p.segment == 0;
-    const float *k = given ? c.in.k + p.chain.b * c.in.stride_k + p.chain.h * c.S * c.Dk : NULL;
-    const float *v = given ? c.in.v + p.chain.b * c.in.stride_v + p.chain.h * c.S * c.Dv : NULL;
+    const int64_t first = p.index * r.segments * r.parts; /* the chain's first unit */
+    const int width = which ? c.Dv : c.Dk;
+    bool given = c.in.k && p.unit == first;
     bool copied = r.segments > 1 && !increments; /* the caller's memory may already hold the slots on exit */
-    fast_slots_load(K, copied ? NULL : k, c.S, c.Dk, slot0, unit);
-    fast_slots_load(V, copied ? NULL : v, c.S, c.Dv, slot0, unit);
-    if (!given && p.segment == 0) return;
-    if (p.segment == 0 && r.segments > 1) {
+    const float *from = which ? c.in.v + p.chain.b * c.in.stride_v : c.in.k + p.chain.b * c.in.stride_k;
+    fast_slots_load(x, given && !copied ? from + p.chain.h * c.S * width : NULL, c.S, width, slot0,
+                    DECAY ? ENTRY_UNIT : 1.0f);
+    if (given && r.segments > 1) {
         float *start = r.start + p.index * floats;
         if (increments)
-            fast_state_store<F::THREADS>(K, start, 0), fast_state_store<F::THREADS>(V, start, 1);
+            fast_state_store<F::SP>(x, start, which, slot0);
         else
-            fast_state_add<F::THREADS>(K, start, 0), fast_state_add<F::THREADS>(V, start, 1);
+            fast_state_add<F::SP>(x, start, which, slot0);
     }
-    if (increments) return;
-    int lane = threadIdx.x & 31;
-    for (int64_t s = r.scanned ? p.segment : 0; s < p.segment + (r.scanned ? 1 : 0); s++) {
-        if (p.segment == 0) break;
-        const float *keep = r.keeps + (p.index * r.segments + s) * F::SP + slot0 + (lane >> 2);
-        if (DECAY && s > 0 && !r.scanned) {
-            float end[F::MT][2];
-#pragma unroll
-            for (int m = 0; m < F::MT; m++) end[m][0] = keep[16 * m], end[m][1] = keep[16 * m + 8];
-            fast_rows_scale(K, end), fast_rows_scale(V, end);
-        }
-        const float *state = r.states + (p.index * r.segments + s) * floats;
-        fast_state_add<F::THREADS>(K, state, 0), fast_state_add<F::THREADS>(V, state, 1);
+    if (increments || p.unit == first) return;
+    for (int64_t u = r.scanned ? p.unit : first; u < p.unit + (r.scanned ? 1 : 0); u++) {
+        if (DECAY && u > first && !r.scanned) fast_keep_scale(x, r.keeps + u * F::SP, slot0);
+        fast_state_add<F::SP>(x, r.states + u * floats, which, slot0);
     }
 }
 
 /* The state after the block's last chunk: to the workspace, or to the caller from the last segment. */
 template <typename F, bool DECAY>
 static __device__ inline void forward_end(const bla_call &c, const fast_run &r, const fast_place &p,
-                                          bool increments, int slot0, const float (&kept)[F::MT][2],
-                                          float (&K)[F::MT][F::NT][4], float (&V)[F::MT][F::NT][4])
+                                          bool increments, int which, int slot0,
+                                          const float (&kept)[F::MT][2], const float (&x)[F::MT][F::NT][4])
 {
-    const float unit = DECAY ? ENTRY_START : 1.0f;
-    int lane = threadIdx.x & 31;
+    const int width = which ? c.Dv : c.Dk;
     if (increments) {
-        int64_t at = p.index * r.segments + p.segment;
-        float *state = r.states + at * 2 * F::SP * F::D, *keep = r.keeps + at * F::SP + slot0 + (lane >> 2);
-        fast_state_store<F::THREADS>(K, state, 0), fast_state_store<F::THREADS>(V, state, 1);
-        if (DECAY && (lane & 3) == 0)
-#pragma unroll
-            for (int m = 0; m < F::MT; m++) keep[16 * m] = kept[m][0], keep[16 * m + 8] = kept[m][1];
+        fast_state_store<F::SP>(x, r.states + p.unit * 2 * F::SP * F::D, which, slot0);
+        if (DECAY && which == 0) fast_keep_store(kept, r.keeps + p.unit * F::SP, slot0);
     } else if (c.out.k && p.segment == r.segments - 1) {
-        fast_slots_store(K, c.out.k + p.chain.b * c.out.stride_k + p.chain.h * c.S * c.Dk, c.S, c.Dk, slot0,
-                         unit);
-        fast_slots_store(V, c.out.v + p.chain.b * c.out.stride_v + p.chain.h * c.S * c.Dv, c.S, c.Dv, slot0,
-                         unit);
+        float *to = which ? c.out.v + p.chain.b * c.out.stride_v : c.out.k + p.chain.b * c.out.stride_k;
+        fast_slots_store(x, to + p.chain.h * c.S * width, c.S, width, slot0, DECAY ? ENTRY_START : 1.0f);
     }
 }
 
@@ -325,7 +309,7 @@ static __device__ inline void forward_save(const bla_call &c, const fast_run &r,
     }
 }
 
-/* grid: chains * r.segments blocks, or, where `increments`, chains * (r.segments - 1). */
+/* grid: chains * r.segments blocks, or, where `increments`, chains * (r.segments - 1) * r.parts. */
 template <int D, int SP, int SPLIT, bool DECAY, bool READ>
 static __global__ void __launch_bounds__(128 * SPLIT, SPLIT == 1 ? 2 : 1)
     fast_forward_kernel(bla_call c, fast_run r, int increments)
@@ -334,17 +318,21 @@ static __global__ void __launch_bounds__(128 * SPLIT, SPLIT == 1 ? 2 : 1)
     CUDA_DYNAMIC_SHARED(char, shared);
     char *slots_k = shared, *slots_v = shared + F::SLOTS;
     float *exchange = (float *)(shared + 2 * F::SLOTS);
-    const fast_place p = fast_place_of(c, r, blockIdx.x, increments ? r.segments - 1 : r.segments);
-    const int warp = threadIdx.x / 32, slot0 = warp * 16 * F::MT, share = warp / 4;
+    const fast_place p =
+        fast_place_of(c, r, blockIdx.x, increments ? r.segments - 1 : r.segments, increments);
+    const int warp = threadIdx.x / 32, slot0 = warp % 4 * 16 * F::MT, share = warp / 4;
     /* Late rows have more to do than early ones: neighbouring blocks deal them out in opposite order. */
     const int rows = (blockIdx.x / r.spread + share) & 1 ? 3 - warp % 4 : warp % 4;
-    float K[F::MT][F::NT][4], V[F::MT][F::NT][4], kept[F::MT][2];
+    float x[F::OWN][F::MT][F::NT][4], kept[F::MT][2]; /* K and V, or one of them */
 #pragma unroll
     for (int m = 0; m < F::MT; m++) kept[m][0] = kept[m][1] = 1.0f;
     const char *next = p.from < p.to ? forward_load<F, READ, DECAY>(c, r, p, p.from, shared, 0) : NULL;
-    forward_begin<F, DECAY>(c, r, p, increments, slot0, K, V);
     const bool copies = READ || r.saved;
-    if (copies) fast_copy_out<D>(K, slots_k, slot0), fast_copy_out<D>(V, slots_v, slot0);
+#pragma unroll
+    for (int i = 0; i < F::OWN; i++) {
+        forward_begin<F, DECAY>(c, r, p, increments, i + share, slot0, x[i]);
+        if (copies) fast_copy_out<D>(x[i], slots_k + (i + share) * F::SLOTS, slot0);
+    }
     for (int64_t chunk = p.from; chunk < p.to; chunk++) {
         const int stage = F::STAGES == 2 ? (int)((chunk - p.from) & 1) : 0;
         const forward_tiles t = forward_stage<F, READ>(shared, stage);
@@ -370,22 +358,26 @@ static __global__ void __launch_bounds__(128 * SPLIT, SPLIT == 1 ? 2 : 1)
                     forward_read<F, DECAY, 4>(c, p, chunk, head, t, slots_k, slots_v, entry, exchange, rows,
                                               share);
             }
-        forward_write<F>(K, t.p, t.k, slot0);
-        forward_write<F>(V, t.p, t.v, slot0);
+        float end[F::MT][2];
         if (DECAY) {
-            float end[F::MT][2];
-            int n = (int)min((int64_t)CHUNK, p.chain.count - chunk * CHUNK);
-            fast_keep(entry, SP, n, slot0, end);
-            fast_rows_scale(K, end), fast_rows_scale(V, end);
+            fast_keep(entry, SP, (int)min((int64_t)CHUNK, p.chain.count - chunk * CHUNK), slot0, end);
 #pragma unroll
             for (int m = 0; m < F::MT; m++) kept[m][0] *= end[m][0], kept[m][1] *= end[m][1];
+        }
+#pragma unroll
+        for (int i = 0; i < F::OWN; i++) {
+            forward_write<F>(x[i], t.p, i + share == 0 ? t.k : t.v, slot0);
+            if (DECAY) fast_rows_scale(x[i], end);
         }
         __syncthreads();
         if (F::STAGES == 1 && chunk + 1 < p.to)
             next = forward_load<F, READ, DECAY>(c, r, p, chunk + 1, shared, 0);
-        if (copies) fast_copy_out<D>(K, slots_k, slot0), fast_copy_out<D>(V, slots_v, slot0);
+        if (copies)
+#pragma unroll
+            for (int i = 0; i < F::OWN; i++) fast_copy_out<D>(x[i], slots_k + (i + share) * F::SLOTS, slot0);
     }
-    forward_end<F, DECAY>(c, r, p, increments, slot0, kept, K, V);
+#pragma unroll
+    for (int i = 0; i < F::OWN; i++) forward_end<F, DECAY>(c, r, p, increments, i + share, slot0, kept, x[i]);
 }
 
 #endif

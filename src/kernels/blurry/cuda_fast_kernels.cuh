@@ -11,27 +11,31 @@ static constexpr int forward_split(int D, int SP)
 {
     return SP * D > FAST_SPLIT_ABOVE ? 2 : 1;
 }
+static constexpr int state_split(int D, int SP)
+{
+    return SP * D > 8192 ? 2 : 1;
+}
 
 template <int D, int SP, bool DECAY>
 static void forward_launch(const bla_call *call, const fast_run *run, fast_pass pass, cudaStream_t stream)
 {
-    constexpr int SPLIT = forward_split(D, SP);
-    typedef forward_form<D, SP, SPLIT, true> read;
-    typedef forward_form<D, SP, SPLIT, false> state;
-    int64_t blocks = call->chains * (pass == FAST_INCREMENTS ? run->segments - 1 : run->segments);
+    typedef forward_form<D, SP, forward_split(D, SP), true> read;
+    typedef forward_form<D, SP, state_split(D, SP), false> state;
+    bool increments = pass == FAST_INCREMENTS;
+    int64_t blocks = call->chains * (increments ? (run->segments - 1) * run->parts : run->segments);
     if (blocks <= 0) return;
     if (pass == FAST_READ)
-        cuda_launch(fast_forward_kernel<D, SP, SPLIT, DECAY, true>, dim3((unsigned)blocks),
+        cuda_launch(fast_forward_kernel<D, SP, read::SPLIT, DECAY, true>, dim3((unsigned)blocks),
                     dim3(read::THREADS), read::SHARED, stream, *call, *run, 0);
     else
-        cuda_launch(fast_forward_kernel<D, SP, SPLIT, DECAY, false>, dim3((unsigned)blocks),
-                    dim3(state::THREADS), state::SHARED, stream, *call, *run, (int)(pass == FAST_INCREMENTS));
+        cuda_launch(fast_forward_kernel<D, SP, state::SPLIT, DECAY, false>, dim3((unsigned)blocks),
+                    dim3(state::THREADS), state::SHARED, stream, *call, *run, (int)increments);
 }
 
 template <int D, int SP, bool DECAY>
 static void backward_launch(const bla_call *call, const fast_run *run, bool correct, cudaStream_t stream)
 {
-    int64_t blocks = call->chains * (correct ? run->segments - 1 : run->segments);
+    int64_t blocks = call->chains * (correct ? (run->segments - 1) * run->parts : run->segments);
     if (blocks <= 0) return;
     if (correct)
         cuda_launch(fast_correct_kernel<D, SP, DECAY>, dim3((unsigned)blocks), dim3(256),
@@ -43,9 +47,12 @@ static void backward_launch(const bla_call *call, const fast_run *run, bool corr
 
 template <int D, int SP, bool DECAY> static const fast_kernels *kernels_of(void)
 {
-    typedef forward_form<D, SP, forward_split(D, SP), true> F;
-    static const fast_kernels kernels = {
-        D, SP, F::BLOCKS, F::THREADS, F::MT, forward_launch<D, SP, DECAY>, backward_launch<D, SP, DECAY>};
+    static const fast_kernels kernels = {D,
+                                         SP,
+                                         forward_form<D, SP, forward_split(D, SP), true>::BLOCKS,
+                                         forward_form<D, SP, state_split(D, SP), false>::BLOCKS,
+                                         forward_launch<D, SP, DECAY>,
+                                         backward_launch<D, SP, DECAY>};
     return &kernels;
 }
 
