@@ -63,6 +63,8 @@ struct fast_tables {
 const fast_kernels *fast_find(const bla_shape *s);
 cudaError_t fast_prepare(const bla_shape *s, fast_tables *t, bla_period *periods);
 void fast_release(fast_tables *t);
+/* Bytes of all tabulated entries; *loose counts the periods that are not among them. */
+size_t fast_entries_total(const bla_shape *s, const fast_kernels *k, int *loose);
 
 size_t fast_forward_workspace(const bla_shape *s, int multiprocessors);
 size_t fast_saved_bytes(const bla_shape *s);

@@ -242,13 +242,12 @@ static __device__ inline void forward_write(float (&x)[F::MT][F::NT][4], const c
                                             const char *tokens, int slot0)
 {
 #pragma unroll
-    for (int k = 0; k < CHUNK; k += 16)
+    for (int k = 0; k < CHUNK; k += 16) {
+        uint32_t a[F::MT][4];
 #pragma unroll
-        for (int m = 0; m < F::MT; m++) {
-            uint32_t a[4];
-            tile_a_trans<F::US>(a, table, slot0 + 16 * m, k);
-            tile_mma<F::UD>(x[m], a, tokens, k, 0);
-        }
+        for (int m = 0; m < F::MT; m++) tile_a_trans<F::US>(a[m], table, slot0 + 16 * m, k);
+        tile_mma_blocks<F::UD>(x, a, tokens, k, 0);
+    }
 }
 
 /* The state before the block's first chunk, K (which = 0) or V. */

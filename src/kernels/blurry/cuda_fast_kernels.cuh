@@ -1,6 +1,6 @@
 /* Instantiates the tensor-core kernels for the width FAST_D. Included by cuda_fast_<width>.cu, so that the
  * widths compile side by side. */
-#include "kernels/blurry/cuda_fast_backward.cuh"
+#include "kernels/blurry/cuda_fast_correct.cuh"
 
 /* Two warps share the slots of a row group where one warp's registers would not hold a quarter of the state.
  */

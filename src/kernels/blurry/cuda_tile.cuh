@@ -80,6 +80,19 @@ static __device__ inline void tile_mma(float (&c)[N][4], const uint32_t *a, cons
         mma_bf16(c[n + 1], a, b + 2);
     }
 }
+/* The same for MT blocks of rows at once: B is loaded once for all of them. */
+template <int U, int MT, int N>
+static __device__ inline void tile_mma_blocks(float (&c)[MT][N][4], const uint32_t (&a)[MT][4],
+                                              const char *tile, int k0, int n0)
+{
+#pragma unroll
+    for (int n = 0; n < N; n += 2) {
+        uint32_t b[4];
+        tile_b<U>(b, tile, k0, n0 + 8 * n);
+#pragma unroll
+        for (int m = 0; m < MT; m++) mma_bf16(c[m][n], a[m], b), mma_bf16(c[m][n + 1], a[m], b + 2);
+    }
+}
 /* C[16, 8 N] += A[16, 16] B^T, B of a tile stored [n, k] from (n0, k0). */
 template <int U, int N>
 static __device__ inline void tile_mma_trans(float (&c)[N][4], const uint32_t *a, const char *tile, int n0,

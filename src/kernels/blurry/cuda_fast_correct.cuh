@@ -1,0 +1,101 @@
+/* The pass that joins the segments of a backward pass: what the gradient of the slots after a segment,
+ * unknown while the segments were worked on side by side, adds to d_k and d_v of its tokens. */
+#ifndef BLURRY_KERNELS_BLURRY_CUDA_FAST_CORRECT_CUH
+#define BLURRY_KERNELS_BLURRY_CUDA_FAST_CORRECT_CUH
+#include "kernels/blurry/cuda_fast_backward.cuh"
+
+/* What the slots after a segment add to d_k and d_v of its tokens: tiles of P, the slots' gradient, rows to
+ * store. */
+template <int D_, int SP_> struct correct_form {
+    static constexpr int SLOTS = tile_bytes(SP_, D_), TABLE = tile_bytes(CHUNK, SP_),
+                         TOKENS = tile_bytes(CHUNK, D_);
+    static constexpr int SHARED = 2 * SLOTS + 2 * TABLE + 2 * TOKENS;
+};
+
+/* The gradient of the slots after the part, from what the later segments add to it. */
+template <typename F, bool DECAY>
+static __device__ inline void correct_begin(const fast_run &r, const fast_place &p, int side, int slot0,
+                                            float (&x)[F::MT][F::NT][4])
+{
+    const int64_t floats = 2 * F::SP * F::D, first = p.unit - p.part; /* the segment's first unit */
+#pragma unroll
+    for (int m = 0; m < F::MT; m++) tile_zero(x[m]);
+    for (int64_t s = r.scanned ? p.segment : r.segments - 1; s >= p.segment + (r.scanned ? 0 : 1); s--) {
+        int64_t at = first + (s - p.segment) * r.parts;
+        if (DECAY && !r.scanned && s < r.segments - 1)
+            for (int64_t i = 0; i < r.parts; i++) fast_keep_scale(x, r.keeps + (at + i) * F::SP, slot0);
+        fast_state_add<F::SP>(x, r.states + at * floats, side, slot0);
+    }
+    if (DECAY)
+        for (int64_t i = p.part + 1; i < r.parts; i++)
+            fast_keep_scale(x, r.keeps + (first + i) * F::SP, slot0);
+}
+
+/* x (16 tokens) += what is stored; a lane's two neighbours at a time. */
+template <int NT>
+static __device__ inline void correct_add(float (&x)[NT][4], const bf16 *from, int64_t stride, int row0,
+                                          int rows, int columns)
+{
+    int lane = threadIdx.x & 31, g = row0 + (lane >> 2), q = 2 * (lane & 3);
+#pragma unroll
+    for (int n = 0; n < NT; n++)
+#pragma unroll
+        for (int half = 0; half < 2; half++)
+            if (g + 8 * half < rows && 8 * n < columns) {
+                float2 y = unpack_bf16(*(const uint32_t *)(from + (g + 8 * half) * stride + 8 * n + q));
+                x[n][2 * half] += y.x, x[n][2 * half + 1] += y.y;
+            }
+}
+
+/* grid: chains * (r.segments - 1) * r.parts blocks. The first part of each chain also stores the gradient of
+ * the slots on entry. */
+template <int D, int SP, bool DECAY>
+static __global__ void __launch_bounds__(256, 1) fast_correct_kernel(bla_call c, fast_run r)
+{
+    typedef backward_form<D, SP> F;
+    typedef correct_form<D, SP> M;
+    CUDA_DYNAMIC_SHARED(char, shared);
+    const fast_place p = fast_place_of(c, r, blockIdx.x, r.segments - 1, true);
+    const int side = threadIdx.x / 128, rows = threadIdx.x / 32 % 4, slot0 = rows * 16 * F::MT;
+    const int width = side ? c.Dv : c.Dk;
+    const float unit = DECAY ? ENTRY_UNIT : 1.0f;
+    char *d_slots = shared + side * M::SLOTS, *tables = shared + 2 * M::SLOTS,
+         *tile = tables + 2 * M::TABLE + side * M::TOKENS;
+    float x[F::MT][F::NT][4];
+    correct_begin<F, DECAY>(r, p, side, slot0, x);
+    for (int64_t chunk = p.to - 1; chunk >= p.from; chunk--) {
+        int stage = (int)(chunk & 1), n = (int)min((int64_t)CHUNK, p.chain.count - chunk * CHUNK);
+        char *table = tables + stage * M::TABLE;
+        const char *entry = fast_entry<DECAY>(c, r, p, SP, chunk, stage, table);
+        tile_load<SP, CHUNK, 256>(table, (const bf16 *)entry, SP, CHUNK, SP, threadIdx.x);
+        copy_async_commit();
+        bf16 *to =
+            (bf16 *)(side ? c.d_v : c.d_k) + ((p.chain.first + chunk * CHUNK) * c.Hkv + p.chain.h) * width;
+        if (DECAY) {
+            float end[F::MT][2];
+            fast_keep(entry, SP, n, slot0, end);
+            fast_rows_scale(x, end);
+        }
+        if (DECAY || chunk == p.to - 1) fast_copy_out<D>(x, d_slots, slot0);
+        copy_async_wait<0>();
+        __syncthreads();
+        float y[F::NT][4];
+        tile_zero(y);
+        backward_through<F>(y, table, d_slots, rows);
+        correct_add(y, to, c.Hkv * width, 16 * rows, n, width);
+        backward_store<F>(y, tile, rows, to, c.Hkv * width, n, width);
+        __syncthreads();
+    }
+    if (p.segment > 0 || p.part > 0 || !c.d_in.k) return;
+    float *to = side ? c.d_in.v + p.chain.b * c.d_in.stride_v + p.chain.h * c.S * c.Dv
+                     : c.d_in.k + p.chain.b * c.d_in.stride_k + p.chain.h * c.S * c.Dk;
+    if (r.scanned) {
+#pragma unroll
+        for (int m = 0; m < F::MT; m++) tile_zero(x[m]);
+    }
+    fast_state_add<SP>(x, r.scanned ? r.start + p.index * 2 * SP * D : r.states + p.unit * 2 * SP * D, side,
+                       slot0);
+    fast_slots_store(x, to, c.S, width, slot0, unit);
+}
+
+#endif
