@@ -11,28 +11,39 @@ struct step_staged {
     float element;
 };
 
-/* Piece n of the ring: its place in the state and, in floats, in ring_k or ring_v. */
+/* Piece n of the ring's 16-byte pieces, K's first. */
 struct ring_piece {
-    const char *from;
-    float *to;
+    bool k;
+    int i; /* among K's or V's */
 };
 
 static __device__ inline int ring_pieces(const bla_step_cuda_shape &s)
 {
-    return s.fold * (s.row_k + s.row_v) / (s.token_bf16 ? 8 : 4);
+    return s.fold * (s.row_k + s.row_v) >> (s.token_bf16 ? 3 : 2);
 }
 
-static __device__ inline ring_piece ring_at(const bla_step_cuda_shape &s, const char *state, int kv,
-                                            const step_shared &m, int n)
+static __device__ inline ring_piece ring_at(const bla_step_cuda_shape &s, int n)
 {
-    const int unit = s.token_bf16 ? 8 : 4, of_k = s.fold * s.row_k / unit;
-    const bool k = n < of_k;
-    const int64_t head = (int64_t)kv * s.fold * (k ? s.row_k : s.row_v) * (16 / unit);
-    const int i = k ? n : n - of_k;
-    ring_piece p;
-    p.from = state + (k ? s.ring_k : s.ring_v) + head + (int64_t)i * 16;
-    p.to = (k ? m.ring_k : m.ring_v) + i * unit;
+    const int of_k = s.fold * s.row_k >> (s.token_bf16 ? 3 : 2);
+    ring_piece p = {n < of_k, n < of_k ? n : n - of_k};
     return p;
+}
+
+static __device__ inline uint4 ring_load(const bla_step_cuda_shape &s, const char *state, int kv,
+                                         ring_piece p)
+{
+    const int head = kv * s.fold * (p.k ? s.row_k : s.row_v) << (s.token_bf16 ? 1 : 2);
+    return __ldcg((const uint4 *)(const void *)(state + (p.k ? s.ring_k : s.ring_v) + head + p.i * 16));
+}
+
+/* Its place in ring_k or ring_v [age, width]. */
+static __device__ inline float *ring_place(const bla_step_cuda_shape &s, const step_shared &m, int width,
+                                           int at, ring_piece p)
+{
+    const int unit = s.token_bf16 ? 8 : 4, u = (int)(((float)p.i + 0.5f) * (p.k ? s.per_row_k : s.per_row_v));
+    const int age = at - u;
+    return (p.k ? m.ring_k : m.ring_v) + (age > 0 ? age : age + s.fold) * width + p.i * unit -
+           u * (p.k ? s.row_k : s.row_v);
 }
 
 static __device__ inline void keep_piece(const bla_step_cuda_shape &s, uint4 raw, float *to)
@@ -50,53 +61,60 @@ static __device__ inline void keep_piece(const bla_step_cuda_shape &s, uint4 raw
 
 /* Element n of the queries [group, Dk], the new k [Dk], the new v [Dv], one after another. */
 static __device__ inline float fresh_element(const bla_step_cuda_shape &s, const step_io &io, int64_t b,
-                                             int kv, int group, int n)
+                                             int kv, int n)
 {
-    const int queries = group * s.Dk;
-    if (n < queries) return token_element(io.q, (b * s.H + kv * group) * s.Dk + n, s.token_bf16);
-    n -= queries;
-    if (n < s.Dk) return token_element(io.k, (b * s.Hkv + kv) * s.Dk + n, s.token_bf16);
-    return token_element(io.v, (b * s.Hkv + kv) * s.Dv + n - s.Dk, s.token_bf16);
+    const int queries = s.group * s.Dk, i = n - queries;
+    const bool q = i < 0, k = i < s.Dk;
+    const void *from = q ? io.q : k ? io.k : io.v;
+    const int64_t row = q ? (b * s.Hkv + kv) * queries : (b * s.Hkv + kv) * (k ? s.Dk : s.Dv);
+    return token_element(from, row + (q ? n : k ? i : i - s.Dk), s.token_bf16);
 }
 
-static __device__ inline float *fresh_place(const bla_step_cuda_shape &s, const step_shared &m, int group,
-                                            int n)
+static __device__ inline float *fresh_place(const bla_step_cuda_shape &s, const step_shared &m, int n)
 {
-    const int queries = group * s.Dk;
-    if (n < queries) return m.q + n;
-    n -= queries;
-    return n < s.Dk ? m.ring_k + s.fold * s.row_k + n : m.ring_v + s.fold * s.row_v + n - s.Dk;
+    const int i = n - s.group * s.Dk;
+    return i < 0 ? m.q + n : i < s.Dk ? m.ring_k + i : m.ring_v + i - s.Dk;
 }
 
 static __device__ inline step_staged stage_begin(const bla_step_cuda_shape &s, const step_io &io,
-                                                 const char *state, int64_t b, int kv, int group,
-                                                 const step_shared &m)
+                                                 const char *state, int64_t b, int kv)
 {
     const int tid = (int)threadIdx.x;
     step_staged mine = {make_uint4(0, 0, 0, 0), 0.0f};
-    if (tid < ring_pieces(s))
-        mine.ring = __ldcg((const uint4 *)(const void *)ring_at(s, state, kv, m, tid).from);
-    if (tid < (group + 1) * s.Dk + s.Dv) mine.element = fresh_element(s, io, b, kv, group, tid);
+    if (tid < ring_pieces(s)) mine.ring = ring_load(s, state, kv, ring_at(s, tid));
+    if (tid < (s.group + 1) * s.Dk + s.Dv) mine.element = fresh_element(s, io, b, kv, tid);
     return mine;
 }
 
+template <int WIDTH>
 static __device__ inline void stage_end(const bla_step_cuda_shape &s, const step_io &io, const char *state,
-                                        int64_t b, int kv, int group, const step_shared &m,
+                                        int64_t b, int kv, int at, const step_shared &m,
                                         const step_staged &mine)
 {
-    const int tid = (int)threadIdx.x, pieces = ring_pieces(s), elements = (group + 1) * s.Dk + s.Dv;
-    if (tid < pieces) keep_piece(s, mine.ring, ring_at(s, state, kv, m, tid).to);
-    if (tid < elements) *fresh_place(s, m, group, tid) = mine.element;
+    const int tid = (int)threadIdx.x, pieces = ring_pieces(s), elements = (s.group + 1) * s.Dk + s.Dv;
+    if (tid < pieces) keep_piece(s, mine.ring, ring_place(s, m, WIDTH, at, ring_at(s, tid)));
+    if (tid < elements) *fresh_place(s, m, tid) = mine.element;
     for (int n = tid + STEP_THREADS; n < pieces; n += STEP_THREADS) {
-        ring_piece p = ring_at(s, state, kv, m, n);
-        keep_piece(s, __ldcg((const uint4 *)(const void *)p.from), p.to);
+        ring_piece p = ring_at(s, n);
+        keep_piece(s, ring_load(s, state, kv, p), ring_place(s, m, WIDTH, at, p));
     }
     for (int n = tid + STEP_THREADS; n < elements; n += STEP_THREADS)
-        *fresh_place(s, m, group, n) = fresh_element(s, io, b, kv, group, n);
-    if (tid < s.row_k - s.Dk) m.ring_k[s.fold * s.row_k + s.Dk + tid] = 0.0f;
-    if (tid < s.row_v - s.Dv) m.ring_v[s.fold * s.row_v + s.Dv + tid] = 0.0f;
+        *fresh_place(s, m, n) = fresh_element(s, io, b, kv, n);
+}
+
+/* Once per block: the table of waves, what each row lacks, zeros beyond the new token's width. */
+template <int WIDTH>
+static __device__ inline void stage_once(const bla_step_cuda_shape &s, const step_moment &now,
+                                         const step_shared &m)
+{
+    const int tid = (int)threadIdx.x;
     const float2 *wave = (const float2 *)(const void *)s.wave;
-    for (int n = tid; n < s.S; n += STEP_THREADS) m.wave[n] = __ldg(wave + n);
+    for (int j = tid; j < s.S; j += STEP_THREADS) {
+        m.wave[j] = __ldg(wave + j);
+        m.missed[j] = (unsigned char)block_missed(s, block_of(s, j), now.at, now.held, true);
+    }
+    if (tid < WIDTH - s.Dk) m.ring_k[s.Dk + tid] = 0.0f;
+    if (tid < WIDTH - s.Dv) m.ring_v[s.Dv + tid] = 0.0f;
 }
 
 /* ---- weights of the ring's tokens, their scores, and the new token into the state's ring ---- */
@@ -110,17 +128,17 @@ static __device__ inline void weigh_ring(const bla_step_cuda_shape &s, const tok
     for (int j = (int)threadIdx.x % columns; j < s.S; j += columns) {
         for (int age = turn; age < now.held; age += turns)
             m.phi[age * s.S + j] = token_weight(places[age], m.wave, s.S, j);
-        if (turn == 0) m.missed[j] = (unsigned char)block_missed(s, block_of(s, j), now.at, now.held, true);
     }
 }
 
+template <int WIDTH>
 static __device__ inline void score_ring(const bla_step_cuda_shape &s, const step_moment &now,
-                                         const step_shared &m, int group)
+                                         const step_shared &m)
 {
     const int lane = (int)threadIdx.x % 32;
-    for (int g = 0; g < group; g++)
+    for (int g = 0; g < s.group; g++)
         for (int age = (int)threadIdx.x / 32; age < now.held; age += STEP_WARPS) {
-            const float *q = m.q + g * s.Dk, *k = m.ring_k + ring_row(s, now, age) * s.row_k;
+            const float *q = m.q + g * s.Dk, *k = m.ring_k + age * WIDTH;
             float sum = 0.0f;
             for (int c = lane; c < s.Dk; c += 32) sum = fmaf(q[c], k[c], sum);
             sum = warp_sum(sum);
@@ -131,14 +149,11 @@ static __device__ inline void score_ring(const bla_step_cuda_shape &s, const ste
 static __device__ inline void keep_token(const bla_step_cuda_shape &s, char *state, int kv, int at,
                                          const step_shared &m)
 {
-    const int64_t row = (int64_t)kv * s.fold + at;
-    const int n = (int)threadIdx.x; /* widths are at most STEP_THREADS / 2 */
+    const int n = (int)threadIdx.x, row = kv * s.fold + at; /* widths are at most STEP_THREADS / 2 */
     if (n < s.Dk)
-        store_token_element(state + s.ring_k, row * s.row_k + n, s.token_bf16,
-                            m.ring_k[s.fold * s.row_k + n]);
+        store_token_element(state + s.ring_k, row * s.row_k + n, s.token_bf16, m.ring_k[n]);
     else if (n - s.Dk < s.Dv)
-        store_token_element(state + s.ring_v, row * s.row_v + n - s.Dk, s.token_bf16,
-                            m.ring_v[s.fold * s.row_v + n - s.Dk]);
+        store_token_element(state + s.ring_v, row * s.row_v + n - s.Dk, s.token_bf16, m.ring_v[n - s.Dk]);
 }
 
 /* ---- o ---- */
@@ -148,11 +163,10 @@ template <int LANES, int N>
 static __device__ inline void add_ring(const bla_step_cuda_shape &s, const step_moment &now,
                                        const step_shared &m, int g, float *sum)
 {
-    const int lane = (int)threadIdx.x % 32, c = lane * N, parts = step_parts(s.S);
-    if (lane >= LANES || c >= s.row_v) return;
+    const int lane = (int)threadIdx.x % 32, parts = step_parts(s.S);
+    if (lane >= LANES) return;
     for (int age = (int)threadIdx.x / 32; age < now.held; age += STEP_WARPS) {
-        const float *part = m.ring_part + g * parts * s.fold + age;
-        const float *v = m.ring_v + ring_row(s, now, age) * s.row_v + c;
+        const float *part = m.ring_part + g * parts * s.fold + age, *v = m.ring_v + (age * LANES + lane) * N;
         float weight = 0.0f;
         for (int p = 0; p < parts; p++) weight += part[p * s.fold];
 #pragma unroll
@@ -173,70 +187,24 @@ static __device__ inline void write_output(const bla_step_cuda_shape &s, const s
     }
 }
 
-/* ---- the kernel; MANY: the rows do not fit the registers and come in turns ---- */
-template <typename E, int LANES, int ROWS, bool MANY>
-__global__ void __launch_bounds__(STEP_THREADS, 2)
-    step_kernel(const __grid_constant__ bla_step_cuda_shape s, bla_step_cuda_states states,
-                int64_t first_state, step_io io)
+/* One head's V rows into the warps' sums; queries in tiles. */
+template <typename R, int LANES, bool MANY, typename E>
+static __device__ inline void read_values(const bla_step_cuda_shape &s, const step_io &io, int64_t b, int kv,
+                                          const step_moment &now, const step_shared &m, R &v, E *slots)
 {
-    typedef step_rows<E, LANES, ROWS> rows;
-    enum { N = rows::N, WIDTH = LANES * N };
-    CUDA_DYNAMIC_SHARED(char, memory);
-    __shared__ token_place places[BLA_STEP_CUDA_FOLD];
-    __shared__ int usable;
-    const step_shared m = step_carve(s, WIDTH, memory);
-    const int kv = (int)blockIdx.x, group = s.group;
-    const int64_t b = first_state + (int64_t)blockIdx.y;
-    const int tid = (int)threadIdx.x, warp = tid / 32, lane = tid % 32;
-    char *state = state_at(s, states, b);
-    bla_state_header *header = (bla_state_header *)(void *)state;
-    E *slots_k = (E *)(void *)(state + s.k) + (int64_t)kv * s.S * s.row_k;
-    E *slots_v = (E *)(void *)(state + s.v) + (int64_t)kv * s.S * s.row_v;
-
-    const int64_t position = __ldcg(&header->position), empty_at = __ldcg(&header->empty_at);
-    const bla_step_head head = s.heads[kv];
-    const step_staged staged = stage_begin(s, io, state, b, kv, group, m);
-    rows k, v;
-    if (!MANY) k.load(slots_k, s.S, s.row_k, 0), v.load(slots_v, s.S, s.row_v, 0);
-    const step_moment now = step_now(s, position, empty_at);
-    if (warp == STEP_WARPS - 1) {
-        if (lane < now.held) places[lane] = place_token(s, head, now.t - lane);
-        if (lane == 0) usable = state_usable(s, *header) && now.t < BLA_POSITION_MAX;
-    }
-    stage_end(s, io, state, b, kv, group, m, staged);
-    __syncthreads();
-    if (!usable) {
-        for (int n = tid; n < group * s.Dv; n += STEP_THREADS)
-            store_token_element(io.o, (b * s.H + kv * group) * s.Dv + n, s.token_bf16, NAN);
-        if (tid == 0) *s.refused = 1;
-        return;
-    }
-    /* all threads have read the header: once all blocks of the sequence have, the last one moves it on */
-    unsigned long long arrived = 0;
-    if (tid == 0) arrived = atomicAdd((unsigned long long *)(void *)&header->arrived, 1ull);
-    weigh_ring(s, places, now, m);
-    score_ring(s, now, m, group);
-    keep_token(s, state, kv, now.at, m);
-    __syncthreads();
-    for (int first = 0; first < s.S; first += rows::ALL) {
-        if (MANY) k.load(slots_k, s.S, s.row_k, first);
-        for (int g = 0; g < group; g++) k.dots(m.q + g * s.Dk, s.Dk, s.S, first, m.weights + g * s.S);
-        k.bring_up_to_date(s, now, m.phi, m.ring_k, slots_k, s.row_k, first);
-    }
-    __syncthreads();
-    step_weigh(s, m, now, now.t >= head.all_visible ? NULL : s.visible + kv * s.S, group);
-    __syncthreads();
-    for (int tile = 0; tile < group; tile += STEP_TILE) {
-        int count = min((int)STEP_TILE, group - tile);
+    enum { N = R::N, WIDTH = LANES * N };
+    const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
+    for (int tile = 0; tile < s.group; tile += STEP_TILE) {
+        const int count = min((int)STEP_TILE, s.group - tile);
         for (int i = 0; i < count; i++) {
             float sum[N];
 #pragma unroll
             for (int e = 0; e < N; e++) sum[e] = 0.0f;
-            for (int first = 0; first < s.S; first += rows::ALL) {
-                if (MANY) v.load(slots_v, s.S, s.row_v, first);
+            for (int first = 0; first < (MANY ? s.S : 1); first += R::ALL) {
+                if (MANY) v.load(slots, s.S, s.row_v, first);
                 v.add(m.weights + (tile + i) * s.S, s.S, first, sum);
-                if (tile + i == group - 1)
-                    v.bring_up_to_date(s, now, m.phi, m.ring_v, slots_v, s.row_v, first);
+                if (tile + i == s.group - 1)
+                    v.bring_up_to_date(s, now, m.phi, m.ring_v, slots, s.row_v, first);
             }
             add_ring<LANES, N>(s, now, m, tile + i, sum);
 #pragma unroll
@@ -247,11 +215,89 @@ __global__ void __launch_bounds__(STEP_THREADS, 2)
                 if (lane < LANES) m.partial[(i * STEP_WARPS + warp) * WIDTH + lane * N + e] = sum[e];
             }
         }
+        if (tile + STEP_TILE >= s.group) return; /* the last tile is written by the caller */
         __syncthreads();
-        write_output(s, io, b, kv, group, WIDTH, m, tile, count);
-        if (tile + STEP_TILE < group) __syncthreads();
+        write_output(s, io, b, kv, s.group, WIDTH, m, tile, count);
+        __syncthreads();
     }
-    if (tid == 0 && arrived == (unsigned long long)(s.Hkv - 1)) {
+}
+
+/* ---- the kernel: a block takes `each` heads of one sequence, one after another, and fetches the next head's
+ * rows as soon as registers are free. MANY: the rows do not fit the registers and come in turns. ---- */
+template <typename E, int LANES, int ROWS, bool MANY>
+__global__ void __launch_bounds__(STEP_THREADS, 2)
+    step_kernel(const __grid_constant__ bla_step_cuda_shape s, bla_step_cuda_states states,
+                int64_t first_state, int each, step_io io)
+{
+    typedef step_rows<E, LANES, ROWS> rows;
+    enum { WIDTH = LANES * rows::N };
+    CUDA_DYNAMIC_SHARED(char, memory);
+    __shared__ token_place places[BLA_STEP_CUDA_FOLD];
+    __shared__ int usable;
+    const step_shared m = step_carve(s, WIDTH, memory);
+    const int tid = (int)threadIdx.x, warp = tid / 32, lane = tid % 32;
+    const int first_kv = (int)blockIdx.x * each, end_kv = min(first_kv + each, s.Hkv);
+    const int64_t b = first_state + (int64_t)blockIdx.y;
+    char *state = state_at(s, states, b);
+    bla_state_header *header = (bla_state_header *)(void *)state;
+    E *slots_k = (E *)(void *)(state + s.k), *slots_v = (E *)(void *)(state + s.v);
+    const int head_k = s.S * s.row_k, head_v = s.S * s.row_v; /* elements of a head */
+
+    const int64_t position = __ldcg(&header->position), empty_at = __ldcg(&header->empty_at);
+    bla_step_head head = s.heads[first_kv];
+    step_staged staged = stage_begin(s, io, state, b, first_kv);
+    rows k, v;
+    if (!MANY) {
+        k.load(slots_k + (int64_t)first_kv * head_k, s.S, s.row_k, 0);
+        v.load(slots_v + (int64_t)first_kv * head_v, s.S, s.row_v, 0);
+    }
+    const step_moment now = step_now(s, position, empty_at);
+    stage_once<WIDTH>(s, now, m);
+    if (tid == 0) usable = state_usable(s, *header) && now.t < BLA_POSITION_MAX;
+    unsigned long long arrived = 0;
+    bool weighed = false; /* whether phi is that of this head's period */
+    for (int kv = first_kv; kv < end_kv; kv++) {
+        const bool more = kv + 1 < end_kv;
+        if (!weighed && warp == STEP_WARPS - 1 && lane < now.held)
+            places[lane] = place_token(s, head, now.t - lane);
+        stage_end<WIDTH>(s, io, state, b, kv, now.at, m, staged);
+        __syncthreads();
+        if (!usable) {
+            for (int n = tid; n < (end_kv - first_kv) * s.group * s.Dv; n += STEP_THREADS)
+                store_token_element(io.o, (b * s.Hkv + first_kv) * s.group * s.Dv + n, s.token_bf16, NAN);
+            if (tid == 0) *s.refused = 1;
+            return;
+        }
+        /* all threads have read the header: once all blocks of the sequence have, the last one moves it on */
+        if (tid == 0 && kv == first_kv)
+            arrived = atomicAdd((unsigned long long *)(void *)&header->arrived, 1ull);
+        if (!weighed) weigh_ring(s, places, now, m);
+        score_ring<WIDTH>(s, now, m);
+        keep_token(s, state, kv, now.at, m);
+        if (more) staged = stage_begin(s, io, state, b, kv + 1);
+        __syncthreads();
+        for (int first = 0; first < (MANY ? s.S : 1); first += rows::ALL) {
+            E *slots = slots_k + (int64_t)kv * head_k;
+            if (MANY) k.load(slots, s.S, s.row_k, first);
+            for (int g = 0; g < s.group; g++) k.dots(m.q + g * s.Dk, s.Dk, s.S, first, m.weights + g * s.S);
+            k.bring_up_to_date(s, now, m.phi, m.ring_k, slots, s.row_k, first);
+        }
+        if (!MANY && more) k.load(slots_k + (int64_t)(kv + 1) * head_k, s.S, s.row_k, 0);
+        __syncthreads();
+        step_weigh(s, m, now, now.t >= head.all_visible ? NULL : s.visible + kv * s.S, s.group);
+        __syncthreads();
+        read_values<rows, LANES, MANY>(s, io, b, kv, now, m, v, slots_v + (int64_t)kv * head_v);
+        if (more) {
+            const bla_step_head next = s.heads[kv + 1];
+            weighed = next.turn_hi == head.turn_hi && next.turn_lo == head.turn_lo;
+            head = next;
+            if (!MANY) v.load(slots_v + (int64_t)(kv + 1) * head_v, s.S, s.row_v, 0);
+        }
+        __syncthreads();
+        const int last = (s.group - 1) / STEP_TILE * STEP_TILE;
+        write_output(s, io, b, kv, s.group, WIDTH, m, last, s.group - last);
+    }
+    if (tid == 0 && arrived == (unsigned long long)(gridDim.x - 1)) {
         header->position = now.t + 1;
         header->checksum = bla_state_checksum(s.fingerprint, now.t + 1, empty_at);
         header->arrived = 0;
@@ -262,18 +308,21 @@ template <typename E, int LANES>
 static void launch(const bla_step_cuda_shape &s, const bla_step_cuda_states &states, const step_io &io,
                    cudaStream_t stream)
 {
-    enum { MOST = 32768 }; /* states of a launch: the grid's second side ends at 65535 */
+    enum { HEADS_EACH = 8, MOST = 32768 }; /* states of a launch: the grid's second side ends at 65535 */
     const int width = LANES * row_vector<E>::N, turn = STEP_WARPS * 32 / LANES;
     size_t bytes = step_carve(s, width, NULL).bytes;
     /* few rows are worth a kernel of their own where many fit a turn */
-    void (*kernel)(const bla_step_cuda_shape, bla_step_cuda_states, int64_t, step_io) =
+    void (*kernel)(const bla_step_cuda_shape, bla_step_cuda_states, int64_t, int, step_io) =
         LANES == 8 && s.S <= 4 * turn ? step_kernel<E, 8, 4, false>
         : s.S <= 8 * turn             ? step_kernel<E, LANES, 8, false>
                                       : step_kernel<E, LANES, 8, true>;
     for (int64_t first = 0; first < states.count; first += MOST) {
         unsigned count = (unsigned)(states.count - first < MOST ? states.count - first : (int64_t)MOST);
-        cuda_launch(kernel, dim3((unsigned)s.Hkv, count), dim3(STEP_THREADS), bytes, stream, s, states, first,
-                    io);
+        /* as many heads to a block as keep the device full, and not more than even out its rounds */
+        int64_t share = ((int64_t)count * s.Hkv + s.blocks_at_once - 1) / s.blocks_at_once;
+        int each = (int)(share < HEADS_EACH ? share : (int64_t)HEADS_EACH);
+        dim3 grid((unsigned)((s.Hkv + each - 1) / each), count);
+        cuda_launch(kernel, grid, dim3(STEP_THREADS), bytes, stream, s, states, first, each, io);
     }
 }
 

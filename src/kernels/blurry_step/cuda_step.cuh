@@ -20,8 +20,8 @@ struct step_io {
 /* Shared memory of a block; `width` = lanes of a row times elements of a lane. Weights and scores of the
  * ring's tokens are kept by age, 0 the newest. */
 struct step_shared {
-    float *ring_k;         /* [fold + 1, row_k] by ring index, the new token last */
-    float *ring_v;         /* [fold + 1, row_v] */
+    float *ring_k;         /* [fold + 1, width] by age; row `fold` takes what is not needed */
+    float *ring_v;         /* [fold + 1, width] */
     float *partial;        /* [STEP_TILE, warps, width] */
     float2 *wave;          /* [S] */
     float *phi;            /* [fold, S] by age */
@@ -48,8 +48,8 @@ static __host__ __device__ inline step_shared step_carve(const bla_step_cuda_sha
 #define CARVE(field, type, count)                                                                            \
     m.field = (type *)(void *)(base + at);                                                                   \
     at += ((size_t)(count) * sizeof(type) + 15) / 16 * 16
-    CARVE(ring_k, float, (s.fold + 1) * s.row_k);
-    CARVE(ring_v, float, (s.fold + 1) * s.row_v);
+    CARVE(ring_k, float, (s.fold + 1) * width);
+    CARVE(ring_v, float, (s.fold + 1) * width);
     CARVE(partial, float, STEP_TILE *STEP_WARPS *width);
     CARVE(wave, float2, s.S);
     CARVE(phi, float, s.fold *s.S);
@@ -85,13 +85,6 @@ static __device__ inline step_moment step_now(const bla_step_cuda_shape &s, int6
     m.due_from = r < 0 ? 0 : r * s.block;
     m.due_end = r < 0 ? 0 : min(m.due_from + s.block, s.S);
     return m;
-}
-
-/* Where the token of this age lies in ring_k and ring_v. */
-static __device__ inline int ring_row(const bla_step_cuda_shape &s, const step_moment &m, int age)
-{
-    int u = m.at - age;
-    return age == 0 ? s.fold : u < 0 ? u + s.fold : u;
 }
 
 /* ---- sums over lanes ---- */
@@ -137,16 +130,14 @@ template <typename E, int LANES, int ROWS> struct step_rows {
         return first + i * PER_TURN + (int)threadIdx.x / LANES;
     }
     static __device__ inline int column() { return (int)threadIdx.x % LANES * N; }
+    /* Lanes beyond the width and rows beyond the last read what others read, and give nothing. */
     __device__ inline void load(const E *slots, int S, int stride, int first)
     {
-        const E *from = slots + (int64_t)row(first, 0) * stride + column();
-        const bool inside = column() < stride;
+        const E *from = slots + min(column(), stride - (int)N);
 #pragma unroll
-        for (int i = 0; i < ROWS; i++) {
-            x[i].raw = make_uint4(0, 0, 0, 0);
-            if (inside && row(first, i) < S)
-                x[i].raw = __ldcg((const uint4 *)(const void *)(from + (int64_t)i * PER_TURN * stride));
-        }
+        for (int i = 0; i < ROWS; i++)
+            x[i].raw =
+                __ldcg((const uint4 *)(const void *)(from + (int64_t)(min(row(first, i), S - 1) * stride)));
     }
     /* Rows of the due block take in what they lack, newest first, and are stored; here they stay as they
      * were. */
@@ -168,7 +159,7 @@ template <typename E, int LANES, int ROWS> struct step_rows {
             for (int e = 0; e < N; e++) sum[e] = 0.0f;
 #pragma unroll 2
             for (int age = 0; age < m.held; age++) {
-                const float4 *token = (const float4 *)(const void *)(ring + ring_row(s, m, age) * stride + c);
+                const float4 *token = (const float4 *)(const void *)(ring + age * (LANES * N) + c);
                 float w = phi[age * s.S + j], take = rest * w;
 #pragma unroll
                 for (int e = 0; e < N / 4; e++) {
