@@ -98,12 +98,12 @@ static __device__ inline float lanes_sum(float x, int lanes)
 
 static __device__ inline float sigmoid_of(float x)
 {
-    return 1 / (1 + expf(-x));
+    return __fdividef(1, 1 + __expf(-x));
 }
 /* log(1 + e^x). */
 static __device__ inline float softplus_of(float x)
 {
-    return fmaxf(x, 0) + log1pf(expf(-fabsf(x)));
+    return fmaxf(x, 0) + log1pf(__expf(-fabsf(x)));
 }
 
 /* ---- second stage of a sum over rows ---- */

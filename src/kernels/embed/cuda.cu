@@ -46,12 +46,12 @@ template <typename T, int N> __global__ void __launch_bounds__(THREADS) embed_fo
 
 /* ---- sorting tokens by id ---- */
 enum {
-    SORT_THREADS = 1024,
+    SORT_THREADS = 512,
     SORT_WARPS = SORT_THREADS / 32,
     SORT_BLOCKS = 256,
     BITS_LEAST = 5,
-    BITS_MOST = 10,
-    AHEAD = 8
+    BITS_MOST = 9,
+    AHEAD = 16
 };
 
 /* Lanes among `all` whose `key` (of `bits` bits) is this lane's. */
@@ -106,7 +106,7 @@ static __device__ inline int sort_pass(const int32_t *id, int64_t begin, int64_t
 
 /* order [n]: tokens by id, equal ones as they come. start [vocab + 1]: where each id's tokens start. Block b
  * takes the 2^bits ids from b 2^bits on; warps take consecutive shares of the tokens. */
-static __global__ void __launch_bounds__(SORT_THREADS)
+static __global__ void __launch_bounds__(SORT_THREADS, 2)
     embed_sort_kernel(const int32_t *id, int64_t n, int64_t vocab, int bits, int32_t *order, int32_t *start)
 {
     CUDA_DYNAMIC_SHARED(int, place); /* [SORT_WARPS, rows] */
@@ -188,13 +188,15 @@ static __device__ inline void put_row(const embed_sums &s, int64_t segment, int6
  * entirely are done here. Loads of SEGMENT tokens start together: they are far apart in memory. */
 template <typename T, int N> __global__ void __launch_bounds__(THREADS) embed_segment_kernel(embed_sums s)
 {
+    CUDA_DYNAMIC_SHARED(float, room); /* [groups, lanes * N] */
+    __shared__ int others[32];
     const embed_args &a = s.a;
     int64_t segment = ((int64_t)blockIdx.x * THREADS + threadIdx.x) / s.lanes;
     int64_t c = ((int64_t)blockIdx.y * s.lanes + ((int)threadIdx.x & (s.lanes - 1))) * N;
-    if (segment >= s.segments || c >= a.width) return;
-    int64_t begin = segment * s.per_segment, end = kernel_min(s.n, begin + s.per_segment);
-    int64_t before = begin > 0 ? a.id[s.origin + s.order[begin - 1]] : -1;
-    int64_t after = end < s.n ? a.id[s.origin + s.order[end]] : -1;
+    bool live = segment < s.segments && c < a.width;
+    int64_t begin = segment * s.per_segment, end = live ? kernel_min(s.n, begin + s.per_segment) : begin;
+    int64_t before = live && begin > 0 ? a.id[s.origin + s.order[begin - 1]] : -1;
+    int64_t after = live && end < s.n ? a.id[s.origin + s.order[end]] : -1;
     embed_row<N> row;
     row.id = -1, row.begun_before = false;
     for (int64_t e = begin; e < end; e += SEGMENT) {
@@ -221,7 +223,23 @@ template <typename T, int N> __global__ void __launch_bounds__(THREADS) embed_se
                 for (int i = 0; i < N; i++) row.sum[i] += x[k][i];
             }
     }
-    put_row<N>(s, segment, c, row, row.id == after);
+    bool through = live && row.begun_before && row.id == after;
+    if (block_sum(through || c >= a.width ? 0 : 1, others)) {
+        if (live) put_row<N>(s, segment, c, row, row.id == after);
+        return;
+    }
+    /* One row goes through all segments of the block: their sums together are the first one's. */
+    int lane = (int)threadIdx.x & (s.lanes - 1), group = (int)threadIdx.x / s.lanes,
+        groups = THREADS / s.lanes;
+    store_many<N>(room + (group * s.lanes + lane) * N, row.sum);
+    __syncthreads();
+    if (group || !live) return;
+    for (int g = 1; g < groups; g++) {
+        float x[N];
+        load_many<N>(room + (g * s.lanes + lane) * N, x);
+        for (int i = 0; i < N; i++) row.sum[i] += x[i];
+    }
+    put_row<N>(s, segment, c, row, true);
 }
 
 /* Adds what segments first, first + step, ... up to last hold of a row that began before them. */
@@ -235,6 +253,20 @@ static __device__ inline void sum_heads(const embed_sums &s, int64_t first, int6
         load_many<N>(s.head + k * s.a.width + c, x);
         for (int i = 0; i < N; i++) sum[i] += x[i];
     }
+}
+
+/* The share of one of `groups` groups in the sum over segments first .. last of a row that began before them.
+ * Whole blocks of `groups` segments that it goes through and beyond were summed by embed_segment_kernel. */
+template <int N>
+static __device__ inline void sum_chain(const embed_sums &s, int64_t first, int64_t last, int group,
+                                        int groups, int64_t c, float (&sum)[N])
+{
+    int64_t blocks_from = kernel_blocks(first, groups),
+            blocks_to = last / groups; /* [from, to) lie before last */
+    if (blocks_from >= blocks_to) return sum_heads<N>(s, first + group, last, groups, c, sum);
+    sum_heads<N>(s, first + group, blocks_from * groups - 1, groups, c, sum);
+    sum_heads<N>(s, (blocks_from + group) * groups, blocks_to * groups - 1, (int64_t)groups * groups, c, sum);
+    sum_heads<N>(s, blocks_to * groups + group, last, groups, c, sum);
 }
 
 /* The rows that go on beyond a segment, at the segment where they start: a group of lanes per segment; a row
@@ -265,7 +297,7 @@ template <int N> __global__ void __launch_bounds__(THREADS) embed_join_kernel(em
         if (long_last[g] < 0) continue; /* the same for all threads */
         int64_t start = (int64_t)blockIdx.x * groups + g;
         for (int i = 0; i < N; i++) sum[i] = 0;
-        if (c < a.width) sum_heads<N>(s, start + 1 + group, long_last[g], groups, c, sum);
+        if (c < a.width) sum_chain<N>(s, start + 1, long_last[g], group, groups, c, sum);
         store_many<N>(room + (group * s.lanes + lane) * N, sum);
         __syncthreads();
         if (group == 0 && c < a.width) {
@@ -324,8 +356,8 @@ template <typename T, int N> static void embed_tokens(const kernel_run *run, emb
                 (size_t)SORT_WARPS << bits << 2, stream, s.a.id + s.origin, s.n, vocab, bits,
                 (int32_t *)s.order, (int32_t *)s.start);
     cuda_launch(embed_segment_kernel<T, N>,
-                dim3((unsigned)kernel_blocks(s.segments * s.lanes, THREADS), slabs), dim3(THREADS), 0, stream,
-                s);
+                dim3((unsigned)kernel_blocks(s.segments * s.lanes, THREADS), slabs), dim3(THREADS),
+                THREADS * N * sizeof(float), stream, s);
     cuda_launch(embed_join_kernel<N>, dim3((unsigned)kernel_blocks(s.segments * s.lanes, THREADS), slabs),
                 dim3(THREADS), THREADS * N * sizeof(float), stream, s);
 }

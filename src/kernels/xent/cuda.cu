@@ -31,14 +31,14 @@ static int64_t round_up(int64_t n, int64_t step)
 
 template <typename T>
 static void spread(const kernel_run *run, const xent_args *a, const float *d_x, const int *first_label,
-                   const int *shared_row)
+                   const int *shared_row, const float *late_weight)
 {
     bool wide = a->width % 4 == 0 && all_aligned(a->d_hidden, d_x);
-    int64_t items = a->n_hidden * (wide ? a->width / 4 : a->width);
+    int64_t items = (a->n_hidden + (late_weight ? a->vocab : 0)) * (wide ? a->width / 4 : a->width);
     if (items > 0)
         cuda_launch(wide ? xent_spread_kernel<T, 4> : xent_spread_kernel<T, 1>,
                     dim3((unsigned)kernel_blocks(items, JOIN_THREADS)), dim3(JOIN_THREADS), 0,
-                    (cudaStream_t)run->stream, *a, d_x, first_label, shared_row);
+                    (cudaStream_t)run->stream, *a, d_x, first_label, shared_row, late_weight);
 }
 
 /* ---- fused ---- */
@@ -69,6 +69,7 @@ static xent_block fused_layout(const xent_args *a, scratch_taker *s)
     b.sums = take<bf16>(s, split_rows * a->width);
     b.x_scaled = take<bf16>(s, b.padded * a->width);
     b.d_x = take<float>(s, a->labels * a->width);
+    b.late_weight = take<float>(s, a->vocab * a->width);
     b.first_label = take<int>(s, a->n_hidden);
     b.shared_row = take<int>(s, a->n_hidden);
     return b;
@@ -82,8 +83,8 @@ template <int D> static void fused_block(cudaStream_t stream, const xent_block &
     cuda_launch(backward ? xent_join_kernel<true> : xent_join_kernel<false>,
                 dim3((unsigned)(b.padded / JOIN_LABELS)), dim3(JOIN_THREADS), 0, stream, b);
     if (backward && b.a.d_weight)
-        cuda_launch(xent_weight_kernel<D>, dim3((unsigned)b.tiles), dim3(WEIGHT_THREADS),
-                    sizeof(weight_stage<D>) * GROUPS * STAGES, stream, b);
+        cuda_launch(xent_weight_kernel<D>, dim3((unsigned)kernel_blocks(b.tiles, STEP_TILES), HALVES),
+                    dim3(WEIGHT_THREADS), sizeof(weight_stage<D>) * STAGES, stream, b);
 }
 
 static void fused(const kernel_run *run, const xent_args *a, int backward)
@@ -96,7 +97,8 @@ static void fused(const kernel_run *run, const xent_args *a, int backward)
             fused_block<64>(stream, b, backward);
         else
             fused_block<128>(stream, b, backward);
-    if (backward) spread<bf16>(run, a, b.d_x, b.first_label, b.shared_row);
+    if (backward)
+        spread<bf16>(run, a, b.d_x, b.first_label, b.shared_row, a->d_weight ? b.late_weight : NULL);
 }
 
 /* ---- by products ---- */
@@ -232,7 +234,7 @@ template <typename T> static void by_products(const kernel_run *run, const xent_
         products_block<T>(run, a, p, first, backward);
     if (!backward) return;
     if (a->labels > 0)
-        spread<T>(run, a, p.d_x, p.first_label, p.shared_row);
+        spread<T>(run, a, p.d_x, p.first_label, p.shared_row, NULL);
     else
         (void)cudaMemsetAsync(a->d_hidden, 0, (size_t)(a->n_hidden * a->width) * sizeof(T),
                               (cudaStream_t)run->stream);

@@ -121,67 +121,73 @@ template <bool BACKWARD> __global__ void __launch_bounds__(JOIN_THREADS) xent_jo
     }
 }
 
-/* d_hidden = the sum of d_x [labels, width] over the labels at a row, in order; 0 where there is none. A
- * thread: N columns. */
+/* d_hidden = the sum of d_x [labels, width] over the labels at a row, in order; 0 where there is none. Then,
+ * where there is a late_weight [vocab, width], d_weight += late_weight. A thread: N columns. */
 template <typename T, int N>
 __global__ void __launch_bounds__(JOIN_THREADS)
-    xent_spread_kernel(xent_args a, const float *d_x, const int *first_label, const int *shared_row)
+    xent_spread_kernel(xent_args a, const float *d_x, const int *first_label, const int *shared_row,
+                       const float *late_weight)
 {
     int64_t pieces = a.width / N, n = (int64_t)blockIdx.x * JOIN_THREADS + threadIdx.x, r = n / pieces,
-            c = n % pieces * N;
-    if (r >= a.n_hidden) return;
-    float sum[N], x[N];
-#pragma unroll
-    for (int i = 0; i < N; i++) sum[i] = 0;
-    int64_t label = first_label[r], end = label == EMPTY ? label : shared_row[r] ? label_count(a) : label + 1;
-    for (; label < end; label++) {
-        if (a.row[label] != r) continue;
-        load_many<N>(d_x + label * a.width + c, x);
-#pragma unroll
+            c = (n - r * pieces) * N;
+    float sum[N] = {}, x[N];
+    if (r >= a.n_hidden) {
+        int64_t at = (n - a.n_hidden * pieces) * N;
+        if (!late_weight || at >= a.vocab * a.width) return;
+        load_many<N>((const float *)a.d_weight + at, sum);
+        load_many<N>(late_weight + at, x);
         for (int i = 0; i < N; i++) sum[i] += x[i];
+        return store_many<N>((float *)a.d_weight + at, sum);
     }
+    int64_t label = first_label[r], others = shared_row[r];
+    if (label != EMPTY) load_many<N>(d_x + label * a.width + c, sum);
+    if (label != EMPTY && others)
+        for (int64_t next = label + 1, end = label_count(a); next < end; next++) {
+            if (a.row[next] != r) continue;
+            load_many<N>(d_x + next * a.width + c, x);
+            for (int i = 0; i < N; i++) sum[i] += x[i];
+        }
     store_many<N>((T *)a.d_hidden + r * a.width + c, sum);
 }
 
 /* ---- d_weight += e^T x_scaled ---- */
-enum {
-    STEP_LABELS = 64,
-    GROUP_THREADS = 128,
-    GROUPS = 2,
-    STAGES = 3,
-    WEIGHT_THREADS = GROUPS * GROUP_THREADS
-};
+enum { STEP_LABELS = 64, STEP_TILES = 2, HALVES = 2, STAGES = 3, WEIGHT_THREADS = 256 };
 
-/* Labels of one step of one group of warps. */
+/* One step: some labels and two tiles of the vocabulary. */
 template <int D> struct weight_stage {
-    bf16 e[STEP_LABELS][TILE + PAD];
+    bf16 e[STEP_TILES][STEP_LABELS][TILE + PAD];
     bf16 x[STEP_LABELS][D + PAD];
-    int k[STEP_LABELS], top[STEP_LABELS];
+    int k[STEP_TILES][STEP_LABELS], top[STEP_LABELS];
 };
 
 template <int D>
 static __device__ inline void weight_fetch(const xent_block &b, weight_stage<D> &stage, int64_t tile,
-                                           int64_t label, int thread)
+                                           int64_t label)
 {
-    const bf16 *e = b.e + (tile * b.padded + label) * TILE, *x = b.x_scaled + label * b.a.width;
+    enum { PIECES = TILE / 8, KS = STEP_LABELS / 4 };
+    int thread = (int)threadIdx.x;
 #pragma unroll
-    for (int n = 0; n < STEP_LABELS * (TILE / 8) / GROUP_THREADS; n++) {
-        int i = n * GROUP_THREADS + thread;
-        copy_async16(&stage.e[i / (TILE / 8)][i % (TILE / 8) * 8], e + i * 8, true);
+    for (int n = 0; n < STEP_TILES * STEP_LABELS * PIECES / WEIGHT_THREADS; n++) {
+        int i = n * WEIGHT_THREADS + thread, r = i / PIECES % STEP_LABELS, c = i % PIECES * 8;
+        int64_t which = tile + i / (PIECES * STEP_LABELS);
+        bool valid = which < b.tiles;
+        copy_async16(&stage.e[which - tile][r][c],
+                     b.e + ((valid ? which : tile) * b.padded + label + r) * TILE + c, valid);
     }
-    rows_async<D, STEP_LABELS, GROUP_THREADS>(&stage.x[0][0], x, b.a.width, STEP_LABELS, b.a.width, thread);
-    if (thread < STEP_LABELS / 4)
-        copy_async16(stage.k + thread * 4, b.tile_k + tile * b.padded + label + thread * 4, true);
-    else if (thread < STEP_LABELS / 2)
-        copy_async16(stage.top + (thread * 4 - STEP_LABELS), b.top_k + label + (thread * 4 - STEP_LABELS),
-                     true);
+    const bf16 *x = b.x_scaled + label * b.a.width;
+    rows_async<D, STEP_LABELS, WEIGHT_THREADS>(&stage.x[0][0], x, b.a.width, STEP_LABELS, b.a.width, thread);
+    int at = thread % KS * 4, t = thread / KS;
+    if (t < STEP_TILES && tile + t < b.tiles)
+        copy_async16(stage.k[t] + at, b.tile_k + (tile + t) * b.padded + label + at, true);
+    else if (t == STEP_TILES)
+        copy_async16(stage.top + at, b.top_k + label + at, true);
 }
 
 /* 2^(k - top) of labels i, i+1 as a pair of bf16. */
-template <int D> static __device__ inline uint32_t weight_scale(const weight_stage<D> &stage, int i)
+static __device__ inline uint32_t weight_scale(const int *k, const int *top, int i)
 {
-    int low = max(0, 127 + stage.k[i] - stage.top[i]), high = max(0, 127 + stage.k[i + 1] - stage.top[i + 1]);
-    return (uint32_t)low << 7 | (uint32_t)high << 23;
+    int2 at = *reinterpret_cast<const int2 *>(k + i), most = *reinterpret_cast<const int2 *>(top + i);
+    return (uint32_t)max(0, 127 + at.x - most.x) << 7 | (uint32_t)max(0, 127 + at.y - most.y) << 23;
 }
 
 /* sum [2 x 16 ids, D / 2 columns] of a warp += the step's labels. */
@@ -189,15 +195,16 @@ template <int D>
 static __device__ inline void weight_step(const weight_stage<D> &stage, int ids, int columns,
                                           float (&sum)[2][D / 16][4])
 {
-    int lane = (int)threadIdx.x % 32, t = lane % 4;
+    int lane = (int)threadIdx.x % 32, t = lane % 4, tile = ids / TILE;
 #pragma unroll
     for (int k = 0; k < STEP_LABELS; k += 16) {
         uint32_t a[2][4], b[4], scale[2];
 #pragma unroll
-        for (int h = 0; h < 2; h++) scale[h] = weight_scale(stage, k + h * 8 + 2 * t);
+        for (int h = 0; h < 2; h++) scale[h] = weight_scale(stage.k[tile], stage.top, k + h * 8 + 2 * t);
 #pragma unroll
         for (int m = 0; m < 2; m++) {
-            ldmatrix_x4_trans(a[m], &stage.e[k + lane / 16 * 8 + lane % 8][ids + m * 16 + lane / 8 % 2 * 8]);
+            ldmatrix_x4_trans(
+                a[m], &stage.e[tile][k + lane / 16 * 8 + lane % 8][ids % TILE + m * 16 + lane / 8 % 2 * 8]);
 #pragma unroll
             for (int i = 0; i < 4; i++) a[m][i] = multiply_bf16(a[m][i], scale[i / 2]);
         }
@@ -213,63 +220,42 @@ static __device__ inline void weight_step(const weight_stage<D> &stage, int ids,
     }
 }
 
-/* A block: one tile of the vocabulary. Two groups of warps take turns with the steps of labels; the second
- * hands its sums to the first at the end. */
+/* Block (tiles / STEP_TILES, HALVES): the first half of the labels is added to d_weight here, the second half
+ * is left in late_weight, which xent_spread_kernel adds. */
 template <int D> __global__ void __launch_bounds__(WEIGHT_THREADS) xent_weight_kernel(xent_block b)
 {
-    CUDA_DYNAMIC_SHARED(weight_stage<D>, stages); /* [GROUPS, STAGES] */
-    int thread = (int)threadIdx.x % GROUP_THREADS, group = (int)threadIdx.x / GROUP_THREADS,
-        warp = thread / 32;
-    int lane = thread % 32, g = lane / 4, t = lane % 4, ids = warp / 2 * 32, columns = warp % 2 * (D / 2);
-    int64_t tile = blockIdx.x, labels = kernel_min(b.padded, label_count(b.a) - b.first);
-    int64_t steps = labels > 0 ? kernel_blocks(labels, STEP_LABELS) : 0;
-    weight_stage<D> *mine = stages + group * STAGES;
-    float sum[2][D / 16][4];
-#pragma unroll
-    for (int m = 0; m < 2; m++)
-#pragma unroll
-        for (int n = 0; n < D / 16; n++)
-#pragma unroll
-            for (int i = 0; i < 4; i++) sum[m][n][i] = 0;
-    auto fetch = [&](int64_t step, int stage) {
-        if (step < steps) weight_fetch<D>(b, mine[stage], tile, step * STEP_LABELS, thread);
+    CUDA_DYNAMIC_SHARED(weight_stage<D>, stages);
+    int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    int ids = warp / 2 * 32, columns = warp % 2 * (D / 2), half = (int)blockIdx.y;
+    int64_t tile = (int64_t)blockIdx.x * STEP_TILES,
+            labels = kernel_min(b.padded, label_count(b.a) - b.first);
+    int64_t all = labels > 0 ? kernel_blocks(labels, STEP_LABELS) : 0, step = all * half / HALVES,
+            last = all * (half + 1) / HALVES;
+    float sum[2][D / 16][4] = {};
+    auto fetch = [&](int64_t which, int stage) {
+        if (which < last) weight_fetch<D>(b, stages[stage], tile, which * STEP_LABELS);
         copy_async_commit();
     };
-#pragma unroll
-    for (int s = 0; s < STAGES - 1; s++) fetch(group + s * GROUPS, s);
-    int stage = 0;
-    for (int64_t step = group; step < steps; step += GROUPS) {
+    for (int s = 0; s < STAGES - 1; s++) fetch(step + s, s);
+    for (int stage = 0; step < last; step++, stage = (stage + 1) % STAGES) {
         copy_async_wait<STAGES - 2>();
-        barrier_named(1 + group, GROUP_THREADS); /* all have arrived; all are done with the stage before */
-        fetch(step + (STAGES - 1) * GROUPS, (stage + STAGES - 1) % STAGES);
-        weight_step<D>(mine[stage], ids, columns, sum);
-        stage = (stage + 1) % STAGES;
+        __syncthreads(); /* the step has arrived for all, and all are done with the one before */
+        fetch(step + STAGES - 1, (stage + STAGES - 1) % STAGES);
+        weight_step<D>(stages[stage], ids, columns, sum);
     }
-    copy_async_wait<0>();
-    __syncthreads();
-    float *room = reinterpret_cast<float *>(stages); /* [m, n, i, thread] */
-    if (group == 1)
-#pragma unroll
-        for (int m = 0; m < 2; m++)
-#pragma unroll
-            for (int n = 0; n < D / 16; n++)
-                for (int i = 0; i < 4; i++)
-                    room[((m * (D / 16) + n) * 4 + i) * GROUP_THREADS + thread] = sum[m][n][i];
-    __syncthreads();
-    if (group == 1) return;
+    float *out = half ? b.late_weight : (float *)b.a.d_weight;
+    bool add = !half || b.first > 0;
 #pragma unroll
     for (int m = 0; m < 2; m++)
 #pragma unroll
         for (int n = 0; n < D / 16; n++)
 #pragma unroll
-            for (int half = 0; half < 2; half++) {
-                int64_t id = tile * TILE + ids + m * 16 + half * 8 + g, c = columns + n * 8 + 2 * t;
+            for (int low = 0; low < 2; low++) {
+                int64_t id = tile * TILE + ids + m * 16 + low * 8 + g, c = columns + n * 8 + 2 * t;
                 if (id >= b.a.vocab || c >= b.a.width) continue;
-                const float *more = room + ((m * (D / 16) + n) * 4 + half * 2) * GROUP_THREADS + thread;
-                float2 *to = reinterpret_cast<float2 *>((float *)b.a.d_weight + id * b.a.width + c),
-                       old = *to;
-                *to = make_float2(old.x + (sum[m][n][2 * half] + more[0]),
-                                  old.y + (sum[m][n][2 * half + 1] + more[GROUP_THREADS]));
+                float2 *to = reinterpret_cast<float2 *>(out + id * b.a.width + c);
+                float2 old = add ? *to : make_float2(0, 0);
+                *to = make_float2(old.x + sum[m][n][2 * low], old.y + sum[m][n][2 * low + 1]);
             }
 }
 

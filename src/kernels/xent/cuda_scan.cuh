@@ -5,7 +5,15 @@
 #define BLURRY_KERNELS_XENT_CUDA_SCAN_CUH
 #include "kernels/xent/cuda_shape.cuh"
 
-enum { SCAN_WARPS = 4, SCAN_THREADS = 32 * SCAN_WARPS, WARP_LABELS = BLOCK_LABELS / SCAN_WARPS };
+#ifndef XENT_SCAN_WARPS
+#define XENT_SCAN_WARPS 8
+#endif
+enum {
+    SCAN_WARPS = XENT_SCAN_WARPS,
+    SCAN_THREADS = 32 * SCAN_WARPS,
+    WARP_LABELS = BLOCK_LABELS / SCAN_WARPS,
+    ROW_TILES = WARP_LABELS / 16
+};
 
 template <int D> struct scan_shared {
     bf16 x[BLOCK_LABELS][D + PAD];
@@ -14,35 +22,36 @@ template <int D> struct scan_shared {
     int64_t row[BLOCK_LABELS]; /* of hidden; -1 beyond the last label */
 };
 
-/* A warp has 32 labels: two row tiles of 16, and of each the rows g and g+8 (half 0, 1), g = lane / 4. */
+/* A warp has WARP_LABELS labels in tiles of 16 rows; of each tile a lane has the rows g and g+8 (half 0, 1),
+ * g = lane / 4. */
 struct scan_rows {
-    float k[2][2], sum[2][2], best[2][2];
-    int best_at[2][2];
-    int target[2][2]; /* -1: none */
+    float k[ROW_TILES][2], sum[ROW_TILES][2], best[ROW_TILES][2];
+    int best_at[ROW_TILES][2];
+    int target[ROW_TILES][2]; /* -1: none */
 };
 
-/* Logits [2 x 16, TILE] of the warp's labels and the tile in `w`. */
+/* Logits [labels, TILE] of the warp's labels and the tile in `w`. */
 template <int D>
 static __device__ inline void scan_logits(const bf16 (*x)[D + PAD], const bf16 (*w)[D + PAD],
-                                          float (&s)[2][8][4])
+                                          float (&s)[ROW_TILES][8][4])
 {
     int lane = (int)threadIdx.x % 32;
 #pragma unroll
-    for (int m = 0; m < 2; m++)
+    for (int m = 0; m < ROW_TILES; m++)
 #pragma unroll
         for (int n = 0; n < 8; n++)
 #pragma unroll
             for (int i = 0; i < 4; i++) s[m][n][i] = 0;
 #pragma unroll
     for (int k = 0; k < D; k += 16) {
-        uint32_t a[2][4], b[4];
+        uint32_t a[ROW_TILES][4], b[4];
 #pragma unroll
-        for (int m = 0; m < 2; m++) ldmatrix_x4(a[m], &x[m * 16 + lane % 16][k + lane / 16 * 8]);
+        for (int m = 0; m < ROW_TILES; m++) ldmatrix_x4(a[m], &x[m * 16 + lane % 16][k + lane / 16 * 8]);
 #pragma unroll
         for (int n = 0; n < 8; n += 2) {
             ldmatrix_x4(b, &w[n * 8 + lane / 16 * 8 + lane % 8][k + lane / 8 % 2 * 8]);
 #pragma unroll
-            for (int m = 0; m < 2; m++) {
+            for (int m = 0; m < ROW_TILES; m++) {
                 mma_bf16(s[m][n], a[m], b);
                 mma_bf16(s[m][n + 1], a[m], b + 2);
             }
@@ -99,12 +108,12 @@ static __device__ inline float scan_row(float (&s)[8][4], int half, int first, i
 }
 
 /* Weights of the warp as bf16: fragments for the product, and rows of `to` [labels, TILE] in memory. */
-static __device__ inline void scan_keep(const float (&s)[2][8][4], uint32_t (&p)[2][4][4],
+static __device__ inline void scan_keep(const float (&s)[ROW_TILES][8][4], uint32_t (&p)[ROW_TILES][4][4],
                                         bf16 (*room)[TILE + PAD], bf16 *to)
 {
     int lane = (int)threadIdx.x % 32, g = lane / 4, t = lane % 4;
 #pragma unroll
-    for (int m = 0; m < 2; m++)
+    for (int m = 0; m < ROW_TILES; m++)
 #pragma unroll
         for (int q = 0; q < 4; q++)
 #pragma unroll
@@ -122,10 +131,10 @@ static __device__ inline void scan_keep(const float (&s)[2][8][4], uint32_t (&p)
     __syncwarp();
 }
 
-/* o [2 x 16, D] += p [2 x 16, TILE] w [TILE, D]. */
+/* o [labels, D] += p [labels, TILE] w [TILE, D]. */
 template <int D>
-static __device__ inline void scan_product(const uint32_t (&p)[2][4][4], const bf16 (*w)[D + PAD],
-                                           float (&o)[2][D / 8][4])
+static __device__ inline void scan_product(const uint32_t (&p)[ROW_TILES][4][4], const bf16 (*w)[D + PAD],
+                                           float (&o)[ROW_TILES][D / 8][4])
 {
     int lane = (int)threadIdx.x % 32;
 #pragma unroll
@@ -135,19 +144,19 @@ static __device__ inline void scan_product(const uint32_t (&p)[2][4][4], const b
             uint32_t b[4];
             ldmatrix_x4_trans(b, &w[q * 16 + lane % 16][n * 8 + lane / 16 * 8]);
 #pragma unroll
-            for (int m = 0; m < 2; m++) {
+            for (int m = 0; m < ROW_TILES; m++) {
                 mma_bf16(o[m][n], p[m][q], b);
                 mma_bf16(o[m][n + 1], p[m][q], b + 2);
             }
         }
 }
 
-static __device__ inline void scan_write_logits(const xent_block &b, const float (&s)[2][8][4], int64_t label,
-                                                int64_t count, int64_t column)
+static __device__ inline void scan_write_logits(const xent_block &b, const float (&s)[ROW_TILES][8][4],
+                                                int64_t label, int64_t count, int64_t column)
 {
     int lane = (int)threadIdx.x % 32, g = lane / 4, t = lane % 4;
 #pragma unroll
-    for (int m = 0; m < 2; m++)
+    for (int m = 0; m < ROW_TILES; m++)
 #pragma unroll
         for (int n = 0; n < 8; n++)
 #pragma unroll
@@ -161,15 +170,16 @@ static __device__ inline void scan_write_logits(const xent_block &b, const float
  * within the block of labels. */
 template <int D, bool BACKWARD>
 static __device__ inline void scan_tile(const xent_block &b, scan_shared<D> &shared, int buffer, int64_t tile,
-                                        int64_t row0, int64_t count, scan_rows &rows, float (&o)[2][D / 8][4])
+                                        int64_t row0, int64_t count, scan_rows &rows,
+                                        float (&o)[ROW_TILES][D / 8][4])
 {
     int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, g = lane / 4, t = lane % 4;
-    float s[2][8][4], factor[2][2];
+    float s[ROW_TILES][8][4], factor[ROW_TILES][2];
     scan_logits<D>(shared.x + warp * WARP_LABELS, shared.w[buffer], s);
     if (b.a.logits) scan_write_logits(b, s, b.first + row0, count, tile * TILE);
     if ((tile + 1) * TILE > b.a.vocab)
 #pragma unroll
-        for (int m = 0; m < 2; m++)
+        for (int m = 0; m < ROW_TILES; m++)
 #pragma unroll
             for (int n = 0; n < 8; n++)
 #pragma unroll
@@ -177,7 +187,7 @@ static __device__ inline void scan_tile(const xent_block &b, scan_shared<D> &sha
                     if (tile * TILE + n * 8 + 2 * t + i % 2 >= b.a.vocab) s[m][n][i] = -INFINITY;
     bool moved = false;
 #pragma unroll
-    for (int m = 0; m < 2; m++)
+    for (int m = 0; m < ROW_TILES; m++)
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             factor[m][half] = scan_row(s[m], half, (int)tile * TILE, row0 + m * 16 + half * 8 + g,
@@ -188,15 +198,15 @@ static __device__ inline void scan_tile(const xent_block &b, scan_shared<D> &sha
     if (!BACKWARD) return;
     if (t == 0)
 #pragma unroll
-        for (int m = 0; m < 2; m++)
+        for (int m = 0; m < ROW_TILES; m++)
 #pragma unroll
             for (int half = 0; half < 2; half++)
                 b.tile_k[tile * b.padded + row0 + m * 16 + half * 8 + g] = (int)rows.k[m][half];
-    uint32_t p[2][4][4];
+    uint32_t p[ROW_TILES][4][4];
     scan_keep(s, p, shared.e[warp], b.e + (tile * b.padded + row0) * TILE);
     if (__any_sync(CUDA_FULL_WARP, moved))
 #pragma unroll
-        for (int m = 0; m < 2; m++)
+        for (int m = 0; m < ROW_TILES; m++)
 #pragma unroll
             for (int n = 0; n < D / 8; n++)
 #pragma unroll
@@ -207,11 +217,12 @@ static __device__ inline void scan_tile(const xent_block &b, scan_shared<D> &sha
 /* What the split found about the warp's labels. The rows of `room` are the warp's own. */
 template <int D, bool BACKWARD>
 static __device__ inline void scan_finish(const xent_block &b, bf16 (*room)[D + PAD], int64_t split,
-                                          int64_t row0, scan_rows &rows, const float (&o)[2][D / 8][4])
+                                          int64_t row0, scan_rows &rows,
+                                          const float (&o)[ROW_TILES][D / 8][4])
 {
     int lane = (int)threadIdx.x % 32, g = lane / 4, t = lane % 4;
 #pragma unroll
-    for (int m = 0; m < 2; m++)
+    for (int m = 0; m < ROW_TILES; m++)
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             float sum = rows.sum[m][half];
@@ -227,7 +238,7 @@ static __device__ inline void scan_finish(const xent_block &b, bf16 (*room)[D + 
     if (!BACKWARD) return;
     __syncwarp();
 #pragma unroll
-    for (int m = 0; m < 2; m++)
+    for (int m = 0; m < ROW_TILES; m++)
 #pragma unroll
         for (int n = 0; n < D / 8; n++)
 #pragma unroll
@@ -252,7 +263,7 @@ static __device__ inline void scan_gather(const xent_args &a, scan_shared<D> &sh
 {
     enum { PIECES = D / 8, AT_ONCE = SCAN_THREADS / PIECES };
     int thread = (int)threadIdx.x, c = thread % PIECES * 8;
-    shared.row[thread] = first + thread < count ? a.row[first + thread] : -1;
+    if (thread < BLOCK_LABELS) shared.row[thread] = first + thread < count ? a.row[first + thread] : -1;
     __syncthreads();
 #pragma unroll
     for (int i = 0; i < BLOCK_LABELS / AT_ONCE; i++) {
@@ -286,9 +297,9 @@ __global__ void __launch_bounds__(SCAN_THREADS, 2) xent_scan_kernel(xent_block b
     scan_gather<D>(a, *shared, b.first + block_first, count);
     fetch(tile, 0);
     scan_rows rows;
-    float o[2][D / 8][4];
+    float o[ROW_TILES][D / 8][4];
 #pragma unroll
-    for (int m = 0; m < 2; m++) {
+    for (int m = 0; m < ROW_TILES; m++) {
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             int64_t label = b.first + block_first + warp * WARP_LABELS + m * 16 + half * 8 + g;
