@@ -1,0 +1,215 @@
+/* Softmax attention backward on CUDA: weights are computed again from the saved denominators. One kernel, run
+ * twice: with rows = 64 keys it sums d_k and d_v over queries, with rows = 64 queries it sums d_q over keys. No
+ * atomics, so the same bits on every run. With P the weights and dS = scale P (d_o v^T - delta):
+ *     d_v = P^T d_o,   d_k = dS^T q,   d_q = dS k,   delta_t = <d_o_t, o_t> */
+#ifndef BLURRY_KERNELS_ATTENTION_CUDA_BACKWARD_CUH
+#define BLURRY_KERNELS_ATTENTION_CUDA_BACKWARD_CUH
+#include "kernels/attention/cuda_forward.cuh"
+
+enum { DELTA_WARPS = 8 };
+
+/* delta [batch, heads, length], one warp per query. */
+template <typename T>
+__global__ void attention_delta(const T *o, const T *d_o, float *delta, int64_t length, int64_t heads, int64_t V,
+                                int64_t rows)
+{
+    int64_t row = (int64_t)blockIdx.x * DELTA_WARPS + threadIdx.x / 32;
+    if (row >= rows) return;
+    float sum = 0;
+    for (int64_t i = tile_lane(); i < V; i += 32) sum += cuda_load(o + row * V + i) * cuda_load(d_o + row * V + i);
+    sum = warp_sum(sum);
+    int64_t h = row % heads, t = row / heads % length, b = row / heads / length;
+    if (tile_lane() == 0) delta[(b * heads + h) * length + t] = sum;
+}
+
+/* Which tiles of the other side a tile of 64 rows meets. */
+struct attention_reach {
+    int64_t begin, end; /* tokens, begin a multiple of 64 */
+};
+
+template <typename T, bool KEYS>
+static __device__ inline attention_reach attention_meets(const attention_view<T> &a, int64_t r0)
+{
+    attention_reach x;
+    int64_t last = min(r0 + TILE, a.length) - 1;
+    x.begin = KEYS ? r0 : attention_from(a, r0, 0) / TILE * TILE;
+    x.end = !KEYS ? last + 1 : a.window > 0 ? min(a.length, last + a.window) : a.length;
+    return x;
+}
+
+/* Scores and d_weights of a tile become weights and dS. `by` and `delta` belong to the 64 queries of the tile. */
+template <typename T, bool KEYS>
+static __device__ inline void attention_differentiate(const attention_view<T> &a, strip &scores, strip &d_weights,
+                                                      const float *by, const float *delta, int64_t r0, int64_t c0)
+{
+    float scale = a.scale * LOG2_E;
+    bool inside = KEYS ? c0 >= r0 + TILE - 1 && c0 + TILE <= a.length && !a.window
+                       : c0 + TILE - 1 <= r0 && r0 + TILE <= a.length && !a.window;
+#pragma unroll
+    for (int n = 0; n < 8; n++)
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            int r = 16 * tile_warp() + tile_lane() / 4 + e / 2 * 8, c = 8 * n + tile_lane() % 4 * 2 + e % 2;
+            int query = KEYS ? c : r;
+            int64_t t = KEYS ? c0 + c : r0 + r, p = KEYS ? r0 + r : c0 + c;
+            bool seen = inside || (p <= t && t < a.length && p >= attention_from(a, t, 0));
+            float w = seen ? exp2f(scores.x[n][e] * scale - by[query]) : 0;
+            scores.x[n][e] = w;
+            d_weights.x[n][e] = w * (d_weights.x[n][e] - delta[query]) * a.scale;
+        }
+}
+
+/* Tokens t0 .. t0+63 of a tensor [batch, length, heads, width], 64 channels from `column`. */
+template <typename T>
+static __device__ inline void attention_rows(T *tile, const T *x, int64_t b, int64_t length, int64_t heads,
+                                             int64_t h, int64_t width, int64_t column, int64_t t0)
+{
+    tile_load_async(tile, x + ((b * length + t0) * heads + h) * width + column, heads * width,
+                    (int)min(length - t0, (int64_t)TILE), (int)min(width - column, (int64_t)TILE));
+}
+
+/* Denominators (times log2 e) and deltas of queries t0 .. t0+63. */
+template <typename T>
+static __device__ inline void attention_notes(float *by, float *delta_here, const attention_view<T> &a,
+                                              const float *lse, const float *delta, int64_t b, int64_t h, int64_t t0)
+{
+    int i = (int)threadIdx.x % TILE;
+    bool there = t0 + i < a.length;
+    int64_t at = (b * a.heads + h) * a.length + t0 + i;
+    if (threadIdx.x < TILE)
+        by[i] = there ? lse[at] * LOG2_E : 0;
+    else
+        delta_here[i] = there ? delta[at] : 0;
+}
+
+/* Grid: tiles of rows, batch * (KEYS: key heads, else query heads). */
+template <typename T, int KB, int VB, bool KEYS>
+__global__ void __launch_bounds__(TILE_THREADS)
+    attention_backward_kernel(attention_view<T> a, const float *lse, const float *delta, T *d_first, T *d_v)
+{
+    const int SIZE = tile_of<T>::SIZE, BLOCKS = KB + VB;
+    const bool AHEAD = sizeof(T) == 2;
+    CUDA_DYNAMIC_SHARED(T, left);
+    T *room = left + BLOCKS * SIZE, *stage = room + (AHEAD ? 0 : SIZE);
+    __shared__ float by[2][TILE], along[2][TILE];
+    int64_t r0 = (KEYS ? (int64_t)blockIdx.x : gridDim.x - 1 - (int64_t)blockIdx.x) * TILE; /* longest first */
+    int64_t of = KEYS ? a.heads_kv : a.heads, b = blockIdx.y / of, own = blockIdx.y % of;
+    int64_t group = a.heads / a.heads_kv, L = a.length;
+    attention_reach reach = attention_meets<T, KEYS>(a, r0);
+    int64_t tiles = (reach.end - reach.begin + TILE - 1) / TILE, turns = tiles * (KEYS ? group : 1);
+    auto load_left = [&](int64_t h) {
+#pragma unroll
+        for (int k = 0; k < KB; k++) attention_rows(left + k * SIZE, KEYS ? a.k : a.q, b, L, of, h, a.K, k * TILE, r0);
+#pragma unroll
+        for (int v = 0; v < VB; v++)
+            attention_rows(left + (KB + v) * SIZE, KEYS ? a.v : a.d_o, b, L, of, h, a.V, v * TILE, r0);
+    };
+    auto load = [&](int64_t turn, int at) {
+        int64_t c0 = reach.begin + turn % tiles * TILE, heads = KEYS ? a.heads : a.heads_kv;
+        int64_t h = KEYS ? own * group + turn / tiles : own / group;
+        T *to = stage + at * BLOCKS * SIZE;
+#pragma unroll
+        for (int k = 0; k < KB; k++) attention_rows(to + k * SIZE, KEYS ? a.q : a.k, b, L, heads, h, a.K, k * TILE, c0);
+#pragma unroll
+        for (int v = 0; v < VB; v++)
+            attention_rows(to + (KB + v) * SIZE, KEYS ? a.d_o : a.v, b, L, heads, h, a.V, v * TILE, c0);
+        copy_async_commit();
+        if (KEYS) attention_notes(by[at], along[at], a, lse, delta, b, h, c0);
+    };
+    strip first[KB], d_values[VB];
+#pragma unroll
+    for (int k = 0; k < KB; k++) strip_zero(first[k]);
+#pragma unroll
+    for (int v = 0; v < VB; v++) strip_zero(d_values[v]);
+    load_left(own);
+    if (!KEYS) attention_notes(by[0], along[0], a, lse, delta, b, own, r0);
+    if (turns > 0) load(0, 0);
+    for (int64_t turn = 0; turn < turns; turn++) {
+        int at = AHEAD ? (int)(turn & 1) : 0;
+        if (AHEAD && turn + 1 < turns) {
+            load(turn + 1, at ^ 1);
+            copy_async_wait<1>();
+        } else
+            copy_async_wait<0>();
+        __syncthreads();
+        T *right = stage + at * BLOCKS * SIZE;
+        strip scores, d_weights;
+        strip_zero(scores);
+        strip_zero(d_weights);
+#pragma unroll
+        for (int k = 0; k < KB; k++) tile_product<false, true>(scores, left + k * SIZE, right + k * SIZE);
+#pragma unroll
+        for (int v = 0; v < VB; v++)
+            tile_product<false, true>(d_weights, left + (KB + v) * SIZE, right + (KB + v) * SIZE);
+        attention_differentiate<T, KEYS>(a, scores, d_weights, by[KEYS ? at : 0], along[KEYS ? at : 0], r0,
+                                         reach.begin + turn % tiles * TILE);
+        if (KEYS)
+#pragma unroll
+            for (int v = 0; v < VB; v++) strip_product<false>(d_values[v], scores, right + (KB + v) * SIZE, room);
+#pragma unroll
+        for (int k = 0; k < KB; k++) strip_product<false>(first[k], d_weights, right + k * SIZE, room);
+        __syncthreads();
+        if (!AHEAD && turn + 1 < turns) load(turn + 1, 0);
+    }
+    int rows = (int)min(L - r0, (int64_t)TILE);
+    int64_t to = (b * L + r0) * of + own;
+#pragma unroll
+    for (int k = 0; k < KB; k++)
+        strip_to_memory(first[k], d_first + to * a.K + k * TILE, of * a.K, rows, (int)min(a.K - k * TILE, (int64_t)TILE), 1);
+#pragma unroll
+    for (int v = 0; v < (KEYS ? VB : 0); v++)
+        strip_to_memory(d_values[v], d_v + to * a.V + v * TILE, of * a.V, rows, (int)min(a.V - v * TILE, (int64_t)TILE), 1);
+}
+
+/* Heads wider than the kernel above can hold: one block of 64 output channels per block of threads, operands
+ * loaded anew for every product. Grid z: blocks of d_first, then (KEYS) blocks of d_v. */
+template <typename T, bool KEYS>
+__global__ void __launch_bounds__(TILE_THREADS)
+    attention_backward_wide(attention_view<T> a, const float *lse, const float *delta, T *d_first, T *d_v)
+{
+    const int SIZE = tile_of<T>::SIZE;
+    CUDA_DYNAMIC_SHARED(T, left);
+    T *right = left + SIZE, *room = right + SIZE;
+    __shared__ float by[TILE], along[TILE];
+    int64_t r0 = (int64_t)blockIdx.x * TILE, of = KEYS ? a.heads_kv : a.heads, b = blockIdx.y / of, own = blockIdx.y % of;
+    int64_t group = a.heads / a.heads_kv, L = a.length, key_blocks = (a.K + TILE - 1) / TILE;
+    bool values = KEYS && blockIdx.z >= key_blocks;
+    int64_t column = (values ? blockIdx.z - key_blocks : blockIdx.z) * TILE, width = values ? a.V : a.K;
+    attention_reach reach = attention_meets<T, KEYS>(a, r0);
+    int64_t others = KEYS ? a.heads : a.heads_kv;
+    strip out;
+    strip_zero(out);
+    auto multiply = [&](strip &sum, const T *x, const T *y, int64_t wide, int64_t h, int64_t c0) {
+        for (int64_t i = 0; i < wide; i += TILE) {
+            __syncthreads();
+            attention_rows(left, x, b, L, of, own, wide, i, r0);
+            attention_rows(right, y, b, L, others, h, wide, i, c0);
+            copy_async_commit();
+            copy_async_wait<0>();
+            __syncthreads();
+            tile_product<false, true>(sum, left, right);
+        }
+    };
+    for (int64_t r = 0; r < (KEYS ? group : 1); r++)
+        for (int64_t c0 = reach.begin; c0 < reach.end; c0 += TILE) {
+            int64_t h = KEYS ? own * group + r : own / group;
+            strip scores, d_weights;
+            strip_zero(scores);
+            strip_zero(d_weights);
+            __syncthreads();
+            attention_notes(by, along, a, lse, delta, b, KEYS ? h : own, KEYS ? c0 : r0);
+            multiply(scores, KEYS ? a.k : a.q, KEYS ? a.q : a.k, a.K, h, c0);
+            multiply(d_weights, KEYS ? a.v : a.d_o, KEYS ? a.d_o : a.v, a.V, h, c0);
+            attention_differentiate<T, KEYS>(a, scores, d_weights, by, along, r0, c0);
+            __syncthreads();
+            attention_rows(right, values ? a.d_o : KEYS ? a.q : a.k, b, L, others, h, width, column, c0);
+            copy_async_commit();
+            copy_async_wait<0>();
+            __syncthreads();
+            strip_product<false>(out, values ? scores : d_weights, right, room);
+        }
+    strip_to_memory(out, (values ? d_v : d_first) + ((b * L + r0) * of + own) * width + column, of * width,
+                    (int)min(L - r0, (int64_t)TILE), (int)min(width - column, (int64_t)TILE), 1);
+}
+
+#endif
