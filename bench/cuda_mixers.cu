@@ -418,8 +418,10 @@ static int check_all(int argc, char **argv)
             check(scan_shape(family, 1, 200, 1, 64, 64, 64, -0.1));
             check(scan_shape(family, 2, 130, 1, 80, 72, 100, -0.1));
             check(scan_shape(family, 1, 80, 1, 128, 128, 130, -0.5));
+            check(scan_shape(family, 2, 130, 1, 160, 40, 20, -0.2));
+            check(scan_shape(family, 1, 140, 1, 150, 70, 20, -0.2));
         }
-    if (wanted(argc, argv, "ssm")) check(ssm_shape(2, 300, 40, 32)), check(ssm_shape(1, 100, 70, 3));
+    if (wanted(argc, argv, "ssm")) check(ssm_shape(2, 300, 40, 32)), check(ssm_shape(1, 100, 70, 3)), check(ssm_shape(2, 50, 8, 150));
     printf("%d comparisons, %d failures; worst f32 %.2e of 1e-4, bf16 %.2e of 2e-2\n", cases, failures,
            worst_ratio[F32] * 1e-4, worst_ratio[BF16] * 2e-2);
     return failures != 0;

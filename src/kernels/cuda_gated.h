@@ -19,17 +19,19 @@
 template <typename T> struct gated {
     const T *q, *k, *v, *g, *d_o; /* k NULL: 1 - e^g */
     float *states;                /* [batch * heads, chunks, keys, row] at chunk starts */
-    float *grads;                 /* the same, gradients of the states at chunk ends */
+    float *grads;                 /* [batch * heads, chunks, keys, values] of the states at chunk ends */
     float *ends;                  /* [batch * heads, chunks, keys] sums of a chunk's gates */
     int64_t total, first, length, heads, keys, values;
-    int64_t row, offset; /* elements of a state's row, where this pass's values start in it */
+    int64_t row, offset;      /* elements of a state's row, where this pass's values start in it */
+    int64_t q_total, q_first; /* as total and first, for q */
     int64_t chunks;
     float scale;
 };
 
 struct gated_place {
-    int64_t head, chunk, at; /* batch * heads + head; at: the chunk's first token in units of [token, head] */
-    int rows;                /* tokens of the chunk */
+    int64_t head, chunk;  /* batch * heads + head */
+    int64_t at, query_at; /* the chunk's first token in units of [token, head], in all tensors and in q */
+    int rows;             /* tokens of the chunk */
 };
 
 template <typename T> static __device__ inline gated_place gated_here(const gated<T> &p)
@@ -39,6 +41,7 @@ template <typename T> static __device__ inline gated_place gated_here(const gate
     x.chunk = blockIdx.x % p.chunks;
     int64_t b = x.head / p.heads, h = x.head % p.heads, left = p.length - x.chunk * TILE;
     x.at = (b * p.total + p.first + x.chunk * TILE) * p.heads + h;
+    x.query_at = (b * p.q_total + p.q_first + x.chunk * TILE) * p.heads + h;
     x.rows = (int)min(left, (int64_t)TILE);
     return x;
 }
@@ -52,6 +55,12 @@ template <typename T>
 static __device__ inline int64_t gated_state(const gated<T> &p, const gated_place &x, int64_t key)
 {
     return ((x.head * p.chunks + x.chunk) * p.keys + key) * p.row + p.offset;
+}
+
+template <typename T>
+static __device__ inline int64_t gated_grad(const gated<T> &p, const gated_place &x, int64_t key)
+{
+    return ((x.head * p.chunks + x.chunk) * p.keys + key) * p.values;
 }
 
 /* Sums of the gates of 64 channels. */
@@ -104,7 +113,7 @@ static __device__ inline gated_keys<T> gated_keys_at(const gated<T> &p, const ga
     gated_keys<T> r;
     int64_t at = x.at * p.keys + key;
     r.from_gate = p.k == nullptr;
-    r.q = p.q ? p.q + at : nullptr;
+    r.q = p.q ? p.q + x.query_at * p.keys + key : nullptr;
     r.k = (r.from_gate ? p.g : p.k) + at;
     r.g = p.g + at;
     r.stride = p.heads * p.keys;
@@ -142,8 +151,8 @@ template <typename T, bool BACKWARD> __global__ void __launch_bounds__(TILE_THRE
     strip sum;
     strip_zero(sum);
     tile_product<true, false>(sum, left, right, 0, x.rows, values);
-    strip_to_memory(sum, (BACKWARD ? p.grads : p.states) + gated_state(p, x, key) + value, p.row, k.columns,
-                    values, 1);
+    float *to = BACKWARD ? p.grads + gated_grad(p, x, key) : p.states + gated_state(p, x, key);
+    strip_to_memory(sum, to + value, BACKWARD ? p.values : p.row, k.columns, values, 1);
 }
 
 /* ---- scans over the chunks, one thread per element of a state ---- */
@@ -278,7 +287,7 @@ template <typename T> __global__ void __launch_bounds__(TILE_THREADS) gated_valu
         tile_fill(tk, k.k, k.stride, x.rows, k.columns,
                   [&](float y, int r, int c) { return k.key(y) * gated_down(s, r, c, harsh); });
         auto load_gradient = [&] {
-            tile_fill(td, p.grads + gated_state(p, x, key) + value, p.row, k.columns, values,
+            tile_fill(td, p.grads + gated_grad(p, x, key) + value, p.values, k.columns, values,
                       [&](float y, int r, int) { return y * (harsh ? 1 : __expf(GATED_G(s, TILE - 1, r))); });
         };
         load_gradient();
@@ -319,10 +328,10 @@ static __device__ inline void gated_own(gated_sums *s, const gated<T> &p, const 
     if (x.chunk + 1 >= p.chunks) return; /* nothing after the last chunk depends on its end */
     gated_place next = x;
     next.chunk++;
-    const float *h = p.states + gated_state(p, next, key) + value, *d = p.grads + gated_state(p, x, key) + value;
+    const float *h = p.states + gated_state(p, next, key) + value, *d = p.grads + gated_grad(p, x, key) + value;
     for (int c = tile_warp(); c < columns; c += 4) {
         float sum = 0;
-        for (int j = tile_lane(); j < values; j += 32) sum += h[c * p.row + j] * d[c * p.row + j];
+        for (int j = tile_lane(); j < values; j += 32) sum += h[c * p.row + j] * d[c * p.values + j];
         sum = warp_sum(sum);
         if (tile_lane() == 0) s->own[c] += sum;
     }
@@ -341,33 +350,24 @@ static __device__ inline void gated_pairs(strip &d_q, strip &d_k, const gated_su
     strip_each(d_k, [&](int r, int c, float &y) { y *= __expf(-GATED_G(s, r, c)); });
 }
 
-template <typename T>
-static __device__ inline void gated_pairs_harsh(strip &d_q, strip &d_k, const gated_sums *s, const T *td,
-                                                const T *tq, const T *tk, float scale, int columns, float *room)
+/* y += sum over u <= t of td[t][u] tx[u][c] e^{G_t - G_u}, or with LATER over u >= t of td[u][t] tx[u][c]
+ * e^{G_u - G_t}, one term at a time. `room` is a tile of floats. Ends with a barrier. */
+template <bool LATER, typename T>
+static __device__ inline void gated_mix_harsh(strip &y, const gated_sums *s, const T *td, const T *tx, int columns,
+                                              float *room)
 {
     const int LD = tile_of<T>::LD, ROW = tile_of<float>::LD;
-    for (int side = 0; side < 2; side++) {
-        for (int e = (int)threadIdx.x; e < TILE * TILE; e += TILE_THREADS) {
-            int t = e / TILE, c = e % TILE;
-            float x = 0;
-            for (int u = side ? t : 0; c < columns && u < (side ? TILE : t + 1); u++)
-                x += side ? cuda_load(td + u * LD + t) * cuda_load(tq + u * LD + c) *
-                                __expf(GATED_G(s, u, c) - GATED_G(s, t, c))
-                          : cuda_load(td + t * LD + u) * cuda_load(tk + u * LD + c) *
-                                __expf(GATED_G(s, t, c) - GATED_G(s, u, c));
-            room[t * ROW + c] = x;
-        }
-        __syncthreads();
-        if (side)
-            strip_each(d_k, [&](int r, int c, float &y) {
-                y = y * __expf(GATED_G(s, TILE - 1, c) - GATED_G(s, r, c)) + room[r * ROW + c];
-            });
-        else
-            strip_each(d_q, [&](int r, int c, float &y) {
-                y = y * scale * __expf(s->first[c] + GATED_G(s, r, c)) + room[r * ROW + c];
-            });
-        __syncthreads();
+    for (int e = (int)threadIdx.x; e < TILE * TILE; e += TILE_THREADS) {
+        int t = e / TILE, c = e % TILE, to = c >= columns ? 0 : LATER ? TILE : t + 1;
+        float x = 0, sign = LATER ? -1.0f : 1.0f;
+        for (int u = LATER ? t : 0; u < to; u++)
+            x += cuda_load(LATER ? td + u * LD + t : td + t * LD + u) * cuda_load(tx + u * LD + c) *
+                 __expf(sign * (GATED_G(s, t, c) - GATED_G(s, u, c)));
+        room[t * ROW + c] = x;
     }
+    __syncthreads();
+    strip_each(y, [&](int r, int c, float &x) { x += room[r * ROW + c]; });
+    __syncthreads();
 }
 
 /* d_g from per-token shares in s->G (q d_q - k d_k) and key gradients in `d_key`: the sum over all later
@@ -422,7 +422,7 @@ __global__ void __launch_bounds__(TILE_THREADS, 3) gated_keys_backward(gated<T> 
         tile_load(t0, p.d_o + at, stride, x.rows, values);
         tile_load(t1, p.v + at, stride, x.rows, values);
         tile_load(t2, p.states + gated_state(p, x, key) + value, p.row, k.columns, values);
-        tile_load(t3, p.grads + gated_state(p, x, key) + value, p.row, k.columns, values);
+        tile_load(t3, p.grads + gated_grad(p, x, key) + value, p.values, k.columns, values);
         gated_own(s, p, x, key, value, k.columns, values);
         __syncthreads();
         tile_product<false, true>(d_scores, t0, t1, 0, values, 16 * tile_warp() + 16);
@@ -437,9 +437,13 @@ __global__ void __launch_bounds__(TILE_THREADS, 3) gated_keys_backward(gated<T> 
     tile_fill(t2, k.k, k.stride, x.rows, k.columns,
               [&](float y, int r, int c) { return k.key(y) * gated_down(s, r, c, harsh); });
     __syncthreads();
-    if (harsh)
-        gated_pairs_harsh(d_q, d_k, s, t0, t1, t2, p.scale, k.columns, reinterpret_cast<float *>(t3));
-    else
+    if (harsh) {
+        float *room = reinterpret_cast<float *>(t3);
+        strip_each(d_q, [&](int r, int c, float &y) { y *= p.scale * __expf(s->first[c] + GATED_G(s, r, c)); });
+        strip_each(d_k, [&](int r, int c, float &y) { y *= __expf(GATED_G(s, TILE - 1, c) - GATED_G(s, r, c)); });
+        gated_mix_harsh<false>(d_q, s, t0, t2, k.columns, room);
+        gated_mix_harsh<true>(d_k, s, t0, t1, k.columns, room);
+    } else
         gated_pairs(d_q, d_k, s, t0, t1, t2, p.scale, k.columns);
     int64_t at = x.at * p.keys + key;
     if (d.d_q) strip_to_memory(d_q, d.d_q + at, k.stride, x.rows, k.columns, 1);
@@ -485,10 +489,10 @@ template <typename T, bool BACKWARD>
 static inline void gated_run_scan(const kernel_run *run, const gated<T> &p, int64_t sequences, const float *in,
                                   float *out)
 {
-    int64_t count = sequences * p.heads * p.keys * p.row;
+    int64_t row = BACKWARD ? p.values : p.row, count = sequences * p.heads * p.keys * row;
     cuda_launch(gated_scan<BACKWARD>, dim3((unsigned)kernel_blocks(count, GATED_SCAN_THREADS)),
                 dim3(GATED_SCAN_THREADS), 0, (cudaStream_t)run->stream, BACKWARD ? p.grads : p.states,
-                (const float *)p.ends, in, out, p.chunks, p.keys, p.row, count);
+                (const float *)p.ends, in, out, p.chunks, p.keys, row, count);
 }
 
 template <typename T>

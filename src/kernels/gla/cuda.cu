@@ -70,7 +70,7 @@ template <typename T> static gated<T> gla_pass(const gla_args *a)
     gated<T> p = {};
     p.q = (const T *)a->q, p.k = (const T *)a->k, p.v = (const T *)a->v, p.g = (const T *)a->g;
     p.d_o = (const T *)a->d_o;
-    p.total = p.length = a->length;
+    p.total = p.q_total = p.length = a->length;
     p.heads = a->heads;
     p.keys = a->dim_k;
     p.values = p.row = a->dim_v;
@@ -100,7 +100,7 @@ template <typename T> static void gla_forward(const kernel_run *run, const gla_a
     for (int64_t done = 0; done < chunks || done == 0; done += segment) {
         bool last = done + segment >= chunks;
         p.chunks = kernel_min(segment, chunks - done);
-        p.first = done * TILE;
+        p.first = p.q_first = done * TILE;
         p.length = kernel_min(a->length - p.first, p.chunks * TILE);
         if (p.chunks > 0) gated_run_local<T, false>(run, p, a->batch);
         gated_run_scan<T, false>(run, p, a->batch, done ? carry : in, last ? out : carry);

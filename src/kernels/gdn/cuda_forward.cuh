@@ -1,0 +1,334 @@
+/* The gated delta rule forward on CUDA, in chunks of 64 tokens. With G_t the sum of gates since the chunk's
+ * start, E[t,s] = e^{G_t - G_s} and M[t,s] = beta_t E[t,s] k_t.k_s (s < t), the corrections of a chunk are
+ *     U = N (beta v) - W S0,   N = (I + M)^-1,   W = N (beta e^G k)
+ * so all chunks are solved at once, then the states follow one another (parallel over heads and values):
+ *     S1 = e^{G_end} S0 + (e^{G_end - G} k)^T U,   o = scale (e^G q S0 + lower(E q k^T) U) */
+#ifndef BLURRY_KERNELS_GDN_CUDA_FORWARD_CUH
+#define BLURRY_KERNELS_GDN_CUDA_FORWARD_CUH
+#include "kernels/cuda_tile.h"
+#include "kernels/kernel.h"
+
+/* Tensors [batch, total, heads, width], of which tokens first .. first+length-1 are processed. Notes of the
+ * chunks are [batch * heads, chunks, 64 tokens, width]. */
+template <typename T> struct gdn_view {
+    const T *q, *k, *v, *beta, *g, *d_o;
+    T *W, *U, *d_U;           /* notes: K, V, V wide */
+    T *inverse, *d_qk, *d_kk; /* notes, 64 wide: N; gradients of q k^T and k k^T */
+    float *states, *grads;    /* [batch * heads, chunks, K, V] at chunk starts; of the states at chunk ends */
+    float *rows;              /* [batch * heads, chunks, 2 + 3 key blocks, 64] shares of d_beta and d_g */
+    float *ends;              /* [batch * heads, chunks, key blocks] shares of the fading of the state */
+    int64_t total, first, length, heads, K, V, chunks;
+    float scale;
+};
+
+struct gdn_place {
+    int64_t head, chunk, index, at; /* index: of the chunk among all; at: its first token as [token, head] */
+    int rows;
+};
+
+template <typename T> static __device__ inline gdn_place gdn_at(const gdn_view<T> &p, int64_t head, int64_t chunk)
+{
+    gdn_place x;
+    x.head = head, x.chunk = chunk, x.index = head * p.chunks + chunk;
+    x.at = (head / p.heads * p.total + p.first + chunk * TILE) * p.heads + head % p.heads;
+    x.rows = (int)min(p.length - chunk * TILE, (int64_t)TILE);
+    return x;
+}
+
+static __device__ inline int gdn_most(int64_t count, int64_t from)
+{
+    return (int)min(count - from, (int64_t)TILE);
+}
+
+struct gdn_gates {
+    float g[TILE], G[TILE], up[TILE], end[TILE], beta[TILE]; /* up = e^G, end = e^{G_end - G} */
+};
+
+/* Starts and ends with a barrier. Rows beyond the chunk have g = beta = 0. */
+template <typename T>
+static __device__ inline void gdn_gate(gdn_gates *s, const gdn_view<T> &p, const gdn_place &x)
+{
+    int t = (int)threadIdx.x;
+    __syncthreads();
+    if (t < TILE) {
+        s->g[t] = t < x.rows ? cuda_load(p.g + x.at + t * p.heads) : 0;
+        s->beta[t] = t < x.rows ? cuda_load(p.beta + x.at + t * p.heads) : 0;
+    }
+    __syncthreads();
+    if (t < TILE) {
+        float sum = 0, all = 0;
+        for (int u = 0; u < TILE; u++) {
+            all += s->g[u];
+            if (u == t) sum = all;
+        }
+        s->G[t] = sum;
+        s->up[t] = __expf(sum);
+        s->end[t] = __expf(all - sum);
+    }
+    __syncthreads();
+}
+
+/* x = E x below (or with DIAGONAL on) the diagonal, 0 above. */
+template <bool DIAGONAL> static __device__ inline void gdn_fade(strip &x, const gdn_gates *s)
+{
+    strip_each(x, [&](int t, int u, float &y) {
+        y = u < t || (DIAGONAL && u == t) ? y * __expf(s->G[t] - s->G[u]) : 0;
+    });
+}
+
+/* N = (I + M)^-1 in place, M strictly lower in a tile of floats: blocks of 16 on the diagonal first, then those
+ * below, N_ij = -N_ii sum_k M_ik N_kj. `room` is another tile. Starts and ends with a barrier. */
+static __device__ inline void gdn_invert(float *M, float *room)
+{
+    const int LD = tile_of<float>::LD, B = 16;
+    int i = (int)threadIdx.x;
+    __syncthreads();
+    if (i < TILE) {
+        int base = i / B * B, c = i % B;
+        float x[B];
+#pragma unroll
+        for (int r = 0; r < B; r++) {
+            x[r] = r == c ? 1.0f : 0.0f;
+#pragma unroll
+            for (int k = 0; k < r; k++) x[r] -= M[(base + r) * LD + base + k] * x[k];
+        }
+#pragma unroll
+        for (int r = 0; r < B; r++) room[(base + r) * LD + base + c] = x[r];
+    }
+    for (int away = 1; away < TILE / B; away++) {
+        int blocks = TILE / B - away;
+        float sums[3 * B * B / TILE_THREADS]; /* of up to 3 blocks */
+        for (int pass = 0; pass < 2; pass++) {
+            __syncthreads();
+#pragma unroll
+            for (int n = 0; n < 3 * B * B / TILE_THREADS; n++) {
+                int e = i + n * TILE_THREADS, block = e / (B * B), r = e / B % B, c = e % B;
+                int row = (block + away) * B + r, column = block * B + c;
+                if (block >= blocks) continue;
+                float sum = 0;
+                if (pass == 0)
+                    for (int k = block * B; k < (block + away) * B; k++) sum += M[row * LD + k] * room[k * LD + column];
+                else
+                    for (int k = 0; k < B; k++)
+                        sum -= room[row * LD + (block + away) * B + k] * room[((block + away) * B + k) * LD + column];
+                sums[n] = sum;
+            }
+            __syncthreads();
+#pragma unroll
+            for (int n = 0; n < 3 * B * B / TILE_THREADS; n++) {
+                int e = i + n * TILE_THREADS, block = e / (B * B), r = e / B % B, c = e % B;
+                if (block < blocks) room[((block + away) * B + r) * LD + block * B + c] = sums[n];
+            }
+        }
+    }
+    __syncthreads();
+    for (int e = i; e < TILE * TILE; e += TILE_THREADS) {
+        int r = e / TILE, c = e % TILE;
+        M[r * LD + c] = c / B <= r / B ? room[r * LD + c] : 0;
+    }
+    __syncthreads();
+}
+
+/* N, W and N (beta v). Grid: chunks of all heads. */
+template <typename T> __global__ void __launch_bounds__(TILE_THREADS) gdn_prepare(gdn_view<T> p)
+{
+    CUDA_DYNAMIC_SHARED(char, shared);
+    gdn_gates *s = reinterpret_cast<gdn_gates *>(shared);
+    float *M = reinterpret_cast<float *>(s + 1), *room = M + tile_of<float>::SIZE;
+    T *tn = reinterpret_cast<T *>(M), *tx = reinterpret_cast<T *>(room); /* M ends up as N in the type T */
+    gdn_place x = gdn_at(p, blockIdx.x / p.chunks, blockIdx.x % p.chunks);
+    strip kk;
+    strip_zero(kk);
+    gdn_gate(s, p, x);
+    for (int64_t key = 0; key < p.K; key += TILE) {
+        __syncthreads();
+        tile_load(tx, p.k + x.at * p.K + key, p.heads * p.K, x.rows, gdn_most(p.K, key));
+        __syncthreads();
+        tile_product<false, true>(kk, tx, tx, 0, gdn_most(p.K, key), 16 * tile_warp() + 16);
+    }
+    gdn_fade<false>(kk, s);
+    strip_each(kk, [&](int t, int, float &y) { y *= s->beta[t]; });
+    strip_to_tile(kk, M);
+    gdn_invert(M, room);
+    strip_each(kk, [&](int t, int u, float &y) { y = M[t * tile_of<float>::LD + u]; });
+    __syncthreads();
+    strip_to_tile(kk, tn);
+    strip_to_memory(kk, p.inverse + x.index * TILE * TILE, TILE, TILE, TILE, 1);
+    for (int64_t c = 0; c < p.K + p.V; c = c < p.K ? min(c + TILE, p.K) : c + TILE) {
+        bool key = c < p.K;
+        int64_t width = key ? p.K : p.V, from = key ? c : c - p.K;
+        int columns = gdn_most(width, from);
+        __syncthreads();
+        tile_fill(tx, (key ? p.k : p.v) + x.at * width + from, p.heads * width, x.rows, columns,
+                  [&](float y, int t, int) { return y * s->beta[t] * (key ? s->up[t] : 1); });
+        __syncthreads();
+        strip sum;
+        strip_zero(sum);
+        tile_product<false, false>(sum, tn, tx, 0, 16 * tile_warp() + 16, columns);
+        strip_to_memory(sum, (key ? p.W : p.U) + x.index * TILE * width + from, width, TILE, columns, 1);
+    }
+}
+
+/* The states, chunk after chunk; U becomes what it is with them. KB blocks of 64 key channels in registers; KB
+ * 0: any number, in memory. Grid: batch * heads, blocks of 64 values. Shared: KB (or 1) tiles of W, k and S, U. */
+template <typename T, int KB>
+__global__ void __launch_bounds__(TILE_THREADS) gdn_scan(gdn_view<T> p, const float *in, float *out)
+{
+    const int SIZE = tile_of<T>::SIZE, KT = KB ? KB : 1;
+    CUDA_DYNAMIC_SHARED(char, shared);
+    gdn_gates *s = reinterpret_cast<gdn_gates *>(shared);
+    T *tw = reinterpret_cast<T *>(s + 1), *tk = tw + KT * SIZE, *ts = tk + KT * SIZE, *tu = ts + KT * SIZE;
+    int64_t head = blockIdx.x, value = (int64_t)blockIdx.y * TILE, blocks = (p.K + TILE - 1) / TILE;
+    int values = gdn_most(p.V, value);
+    strip state[KT];
+    auto place = [&](float *m, int64_t n, int64_t key) { return m + (n * p.K + key) * p.V + value; };
+    auto read = [&](strip &y, const float *m, int columns) {
+        strip_each(y, [&](int r, int c, float &v) { v = m && r < columns && c < values ? m[r * p.V + c] : 0; });
+    };
+    const float *before = in ? place(const_cast<float *>(in), head, 0) : nullptr;
+#pragma unroll
+    for (int k = 0; k < KB; k++)
+        read(state[k], before ? before + k * TILE * p.V : nullptr, gdn_most(p.K, k * TILE));
+    for (int64_t chunk = 0; chunk < p.chunks; chunk++) {
+        gdn_place x = gdn_at(p, head, chunk);
+        float *now = place(p.states, x.index, 0), *next = chunk + 1 < p.chunks ? place(p.states, x.index + 1, 0)
+                                                        : out          ? place(out, head, 0)
+                                                                       : nullptr;
+        gdn_gate(s, p, x);
+        strip sum;
+        strip_zero(sum);
+#pragma unroll
+        for (int k = 0; k < KB; k++) {
+            int keys = gdn_most(p.K, k * TILE);
+            tile_load_async(tw + k * SIZE, p.W + x.index * TILE * p.K + k * TILE, p.K, TILE, keys);
+            tile_load_async(tk + k * SIZE, p.k + x.at * p.K + k * TILE, p.heads * p.K, x.rows, keys);
+            strip_to_tile(state[k], ts + k * SIZE);
+            strip_to_memory(state[k], now + k * TILE * p.V, p.V, keys, values, 1);
+        }
+        copy_async_commit();
+        T *u = p.U + x.index * TILE * p.V + value;
+        tile_load(tu, u, p.V, TILE, values);
+        copy_async_wait<0>();
+        __syncthreads();
+#pragma unroll
+        for (int k = 0; k < KB; k++) tile_product<false, false>(sum, tw + k * SIZE, ts + k * SIZE);
+        if (KB == 0)
+            for (int64_t k = 0; k < blocks; k++) {
+                int keys = gdn_most(p.K, k * TILE);
+                strip h;
+                read(h, chunk ? now + k * TILE * p.V : before ? before + k * TILE * p.V : nullptr, keys);
+                strip_to_memory(h, now + k * TILE * p.V, p.V, keys, values, 1);
+                strip_to_tile(h, ts);
+                tile_load(tw, p.W + x.index * TILE * p.K + k * TILE, p.K, TILE, keys);
+                __syncthreads();
+                tile_product<false, false>(sum, tw, ts);
+                __syncthreads();
+            }
+        strip_each(sum, [&](int r, int c, float &y) { y = cuda_load(tu + r * tile_of<T>::LD + c) - y; });
+        strip_to_memory(sum, u, p.V, TILE, values, 1);
+        strip_each(sum, [&](int r, int, float &y) { y *= s->end[r]; });
+        strip_to_tile(sum, tu); /* every thread its own elements */
+        __syncthreads();
+        float fade = s->up[TILE - 1];
+#pragma unroll
+        for (int k = 0; k < KB; k++) {
+            strip_each(state[k], [&](int, int, float &y) { y *= fade; });
+            tile_product<true, false>(state[k], tk + k * SIZE, tu);
+        }
+        if (KB == 0)
+            for (int64_t k = 0; k < (next ? blocks : 0); k++) {
+                int keys = gdn_most(p.K, k * TILE);
+                strip h;
+                read(h, now + k * TILE * p.V, keys);
+                strip_each(h, [&](int, int, float &y) { y *= fade; });
+                __syncthreads();
+                tile_load(tk, p.k + x.at * p.K + k * TILE, p.heads * p.K, x.rows, keys);
+                __syncthreads();
+                tile_product<true, false>(h, tk, tu);
+                strip_to_memory(h, next + k * TILE * p.V, p.V, keys, values, 1);
+            }
+    }
+#pragma unroll
+    for (int k = 0; k < KB; k++)
+        if (out) strip_to_memory(state[k], place(out, head, k * TILE), p.V, gdn_most(p.K, k * TILE), values, 1);
+    if (KB == 0 && p.chunks == 0 && out)
+        for (int64_t k = 0; k < blocks; k++) {
+            strip h;
+            read(h, before ? before + k * TILE * p.V : nullptr, gdn_most(p.K, k * TILE));
+            strip_to_memory(h, place(out, head, k * TILE), p.V, gdn_most(p.K, k * TILE), values, 1);
+        }
+}
+
+/* o. Grid: chunks of all heads, blocks of 64 values. */
+template <typename T> __global__ void __launch_bounds__(TILE_THREADS) gdn_output(gdn_view<T> p, T *o)
+{
+    CUDA_DYNAMIC_SHARED(char, shared);
+    gdn_gates *s = reinterpret_cast<gdn_gates *>(shared);
+    T *tq = reinterpret_cast<T *>(s + 1), *tk = tq + tile_of<T>::SIZE, *ts = tk + tile_of<T>::SIZE;
+    gdn_place x = gdn_at(p, blockIdx.x / p.chunks, blockIdx.x % p.chunks);
+    int64_t value = (int64_t)blockIdx.y * TILE;
+    int values = gdn_most(p.V, value), seen = 16 * tile_warp() + 16;
+    strip scores, out;
+    strip_zero(scores);
+    strip_zero(out);
+    gdn_gate(s, p, x);
+    for (int64_t key = 0; key < p.K; key += TILE) {
+        int keys = gdn_most(p.K, key);
+        int64_t at = x.at * p.K + key;
+        __syncthreads();
+        tile_load(tq, p.q + at, p.heads * p.K, x.rows, keys);
+        tile_load(tk, p.k + at, p.heads * p.K, x.rows, keys);
+        tile_load(ts, p.states + (x.index * p.K + key) * p.V + value, p.V, keys, values);
+        __syncthreads();
+        tile_product<false, true>(scores, tq, tk, 0, keys, seen);
+        tile_product<false, false>(out, tq, ts, 0, keys, values);
+    }
+    gdn_fade<true>(scores, s);
+    strip_each(out, [&](int r, int, float &y) { y *= s->up[r]; });
+    __syncthreads();
+    tile_load(tk, p.U + x.index * TILE * p.V + value, p.V, TILE, values);
+    __syncthreads();
+    strip_product<false>(out, scores, tk, tq, 0, seen, values);
+    strip_to_memory(out, o + x.at * p.V + value, p.heads * p.V, x.rows, values, p.scale);
+}
+
+/* ---- a few tokens ---- */
+enum { STEP_MOST = 4, STEP_COLUMNS = 32, STEP_WARPS = 8 };
+
+/* Each thread holds one column of the state. Grid: blocks of values, batch * heads. */
+template <typename T>
+__global__ void gdn_step(gdn_view<T> p, T *o, const float *in, float *out)
+{
+    __shared__ float room[STEP_WARPS][STEP_COLUMNS];
+    int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
+    int64_t head = blockIdx.y, j = (int64_t)blockIdx.x * STEP_COLUMNS + lane, K = p.K, V = p.V;
+    const float *state = in ? in + head * K * V : nullptr;
+    out += head * K * V;
+    auto total = [&](float mine) {
+        __syncthreads();
+        room[warp][lane] = mine;
+        __syncthreads();
+        float sum = 0;
+        for (int w = 0; w < STEP_WARPS; w++) sum += room[w][lane];
+        return sum;
+    };
+    for (int64_t t = 0; t < p.length; t++, state = out) {
+        int64_t at = (head / p.heads * p.length + t) * p.heads + head % p.heads;
+        float keep = __expf(cuda_load(p.g + at)), held = 0, sum = 0;
+#pragma unroll 4
+        for (int64_t i = warp; i < K; i += STEP_WARPS)
+            held += (state && j < V ? state[i * V + j] : 0) * cuda_load(p.k + at * K + i);
+        held = total(held);
+        float u = cuda_load(p.beta + at) * ((j < V ? cuda_load(p.v + at * V + j) : 0) - keep * held);
+#pragma unroll 4
+        for (int64_t i = warp; i < K; i += STEP_WARPS) {
+            float after = keep * (state && j < V ? state[i * V + j] : 0) + cuda_load(p.k + at * K + i) * u;
+            if (j < V) out[i * V + j] = after;
+            sum += after * cuda_load(p.q + at * K + i);
+        }
+        sum = total(sum);
+        if (warp == 0 && j < V) cuda_store(o + at * V + j, p.scale * sum);
+    }
+}
+
+#endif

@@ -1,0 +1,124 @@
+/* Diagonal state space on CUDA: memory and launches. */
+#include "kernels/ssm/cuda_scan.cuh"
+#include "kernels/ssm/ssm.h"
+
+struct ssm_room { /* bytes */
+    size_t table, sums, skip, outputs;
+};
+
+enum { SSM_AT_ONCE = SSM_WARPS * SSM_MOST }; /* modes of one launch */
+
+static ssm_room ssm_bytes(const ssm_args *a)
+{
+    size_t per_mode = (size_t)(a->channels * a->modes) * sizeof(float);
+    ssm_room r;
+    r.table = kernel_round64(SSM_COEFFICIENTS * per_mode);
+    r.sums = kernel_round64((size_t)a->batch * SSM_SUMS * 2 * per_mode);
+    r.skip = kernel_round64((size_t)(a->batch * a->channels) * sizeof(float));
+    r.outputs =
+        a->modes > SSM_AT_ONCE ? kernel_round64((size_t)(a->batch * a->length * a->channels) * sizeof(float)) : 0;
+    return r;
+}
+
+static void ssm_sizes(const ssm_args *a, kernel_sizes *sizes)
+{
+    ssm_room r = ssm_bytes(a);
+    *sizes = kernel_sizes();
+    sizes->state = kernel_round64((size_t)(a->batch * a->channels * a->modes * 2) * sizeof(float));
+    sizes->scratch = r.table + r.sums + r.skip + r.outputs;
+}
+
+template <typename T> static ssm_view<T> ssm_begin(const kernel_run *run, const ssm_args *a)
+{
+    ssm_room r = ssm_bytes(a);
+    char *memory = (char *)run->scratch;
+    ssm_view<T> p = {};
+    float *table = (float *)memory;
+    p.u = (const T *)a->u, p.d_y = (const T *)a->d_y;
+    p.table = table;
+    p.sums = (float *)(memory + r.table), p.d_skip = (float *)(memory + r.table + r.sums);
+    p.skip = (const float *)a->d;
+    p.length = a->length, p.channels = a->channels, p.all_modes = a->modes;
+    int64_t count = a->channels * a->modes;
+    cuda_launch(ssm_table, dim3((unsigned)kernel_blocks(count, 128)), dim3(128), 0, (cudaStream_t)run->stream,
+                (const float *)a->log_step, (const float *)a->c_re, (const float *)a->c_im, table, a->channels, a->modes);
+    return p;
+}
+
+static dim3 ssm_grid(const ssm_args *a)
+{
+    return dim3((unsigned)kernel_blocks(a->channels, SSM_CHANNELS), (unsigned)a->batch);
+}
+
+template <typename T, bool REVERSE> static auto ssm_scan_for(int modes) -> void (*)(ssm_view<T>, T *)
+{
+    int each = (int)kernel_blocks(modes, SSM_WARPS);
+    return each <= 1   ? ssm_scan<T, 1, REVERSE>
+           : each <= 2 ? ssm_scan<T, 2, REVERSE>
+           : each <= 4 ? ssm_scan<T, 4, REVERSE>
+           : each <= 8 ? ssm_scan<T, 8, REVERSE>
+                       : ssm_scan<T, SSM_MOST, REVERSE>;
+}
+
+/* All modes, as many at once as registers hold; sums of earlier ones wait in scratch as floats. */
+template <typename T, bool REVERSE>
+static void run_scans(const kernel_run *run, const ssm_args *a, ssm_view<T> p, T *to)
+{
+    float *outputs = (float *)((char *)p.d_skip + ssm_bytes(a).skip);
+    for (int64_t first = 0; first < a->modes; first += SSM_AT_ONCE) {
+        p.first_mode = (int)first;
+        p.modes = (int)kernel_min(SSM_AT_ONCE, a->modes - first);
+        p.sum_before = first ? outputs : nullptr;
+        p.sum_after = first + SSM_AT_ONCE < a->modes ? outputs : nullptr;
+        cuda_launch(ssm_scan_for<T, REVERSE>(p.modes), ssm_grid(a), dim3(SSM_THREADS), 0, (cudaStream_t)run->stream, p, to);
+    }
+}
+
+template <typename T> static void ssm_forward(const kernel_run *run, const ssm_args *a)
+{
+    if (a->batch * a->channels == 0) return;
+    ssm_view<T> p = ssm_begin<T>(run, a);
+    p.state_in = (const float *)a->state_in, p.state_out = (float *)a->state_out;
+    run_scans<T, false>(run, a, p, (T *)a->y);
+}
+
+template <typename T, bool STATE> static auto ssm_sensitivities_for(int modes) -> void (*)(ssm_view<T>)
+{
+    int each = (int)kernel_blocks(modes, SSM_WARPS);
+    return each <= 1 ? ssm_sensitivities<T, 1, STATE> : each <= 2 ? ssm_sensitivities<T, 2, STATE> : ssm_sensitivities<T, 4, STATE>;
+}
+
+template <typename T> static void ssm_backward(const kernel_run *run, const ssm_args *a)
+{
+    if (a->batch * a->channels * a->length == 0) return;
+    ssm_view<T> p = ssm_begin<T>(run, a);
+    run_scans<T, true>(run, a, p, (T *)a->d_u);
+    p.state_in = (const float *)a->state_in;
+    const int64_t at_once = SSM_WARPS * 4;
+    for (int64_t first = 0; first < a->modes; first += at_once) {
+        p.first_mode = (int)first;
+        p.modes = (int)kernel_min(at_once, a->modes - first);
+        auto kernel = a->state_in ? ssm_sensitivities_for<T, true>(p.modes) : ssm_sensitivities_for<T, false>(p.modes);
+        cuda_launch(kernel, ssm_grid(a), dim3(SSM_THREADS), 0, (cudaStream_t)run->stream, p);
+    }
+    cuda_launch(ssm_parameters, dim3(ssm_grid(a).x), dim3(SSM_THREADS), 0, (cudaStream_t)run->stream,
+                (const float *)p.sums, (const float *)p.d_skip, (const float *)a->log_step, (const float *)a->c_re,
+                (const float *)a->c_im, (float *)a->d_log_step, (float *)a->d_c_re, (float *)a->d_c_im, (float *)a->d_d,
+                a->batch, a->channels, a->modes, (int)(a->state_in != nullptr));
+}
+
+#define SSM_ENTRIES(type, T)                                                                                 \
+    extern "C" void ssm_sizes_cuda_##type(const kernel_run *, const ssm_args *a, kernel_sizes *sizes)        \
+    {                                                                                                        \
+        ssm_sizes(a, sizes);                                                                                 \
+    }                                                                                                        \
+    extern "C" void ssm_forward_cuda_##type(const kernel_run *run, const ssm_args *a)                        \
+    {                                                                                                        \
+        ssm_forward<T>(run, a);                                                                              \
+    }                                                                                                        \
+    extern "C" void ssm_backward_cuda_##type(const kernel_run *run, const ssm_args *a)                       \
+    {                                                                                                        \
+        ssm_backward<T>(run, a);                                                                             \
+    }
+SSM_ENTRIES(f32, float)
+SSM_ENTRIES(bf16, bf16)
