@@ -401,7 +401,7 @@ static __device__ inline void gated_gate_gradient(const gated<T> &p, gated_sums 
 
 /* d_q, d_k, d_g. Grid: chunks of all heads, blocks of keys. */
 template <typename T>
-__global__ void __launch_bounds__(TILE_THREADS, 3) gated_keys_backward(gated<T> p, gated_key_gradients<T> d)
+__global__ void __launch_bounds__(TILE_THREADS, 2) gated_keys_backward(gated<T> p, gated_key_gradients<T> d)
 {
     CUDA_DYNAMIC_SHARED(char, shared);
     gated_sums *s = reinterpret_cast<gated_sums *>(shared);
@@ -419,11 +419,13 @@ __global__ void __launch_bounds__(TILE_THREADS, 3) gated_keys_backward(gated<T> 
         int values = gated_most(p.values, value);
         int64_t at = x.at * p.values + value, stride = p.heads * p.values;
         __syncthreads();
-        tile_load(t0, p.d_o + at, stride, x.rows, values);
-        tile_load(t1, p.v + at, stride, x.rows, values);
+        tile_load_async(t0, p.d_o + at, stride, x.rows, values);
+        tile_load_async(t1, p.v + at, stride, x.rows, values);
+        copy_async_commit();
         tile_load(t2, p.states + gated_state(p, x, key) + value, p.row, k.columns, values);
         tile_load(t3, p.grads + gated_grad(p, x, key) + value, p.values, k.columns, values);
         gated_own(s, p, x, key, value, k.columns, values);
+        copy_async_wait<0>();
         __syncthreads();
         tile_product<false, true>(d_scores, t0, t1, 0, values, 16 * tile_warp() + 16);
         tile_product<false, true>(d_q, t0, t2, 0, values, k.columns);

@@ -130,7 +130,7 @@ template <typename T, typename F, typename Fn>
 static __device__ inline void tile_fill(T *tile, const F *from, int64_t stride, int rows, int columns, Fn f)
 {
     bool aligned = tile_aligned(from, stride);
-#pragma unroll 4
+#pragma unroll 2
     for (int unit = (int)threadIdx.x; unit < TILE * TILE / 8; unit += TILE_THREADS) {
         int r = unit / 8, c = unit % 8 * 8;
         float x[8];
@@ -218,6 +218,29 @@ static __device__ inline void tile_product(strip &sum, const bf16 *A, const bf16
     }
 }
 
+/* Two products with the same right operand, whose fragments are loaded once. */
+template <bool LEFT, bool RIGHT>
+static __device__ inline void tile_products(strip &sum0, strip &sum1, const bf16 *A0, const bf16 *A1, const bf16 *B,
+                                            int to = TILE)
+{
+    int m = 16 * tile_warp();
+#pragma unroll
+    for (int k = 0; k < TILE; k += 16) {
+        if (k >= to) continue;
+        uint32_t a0[4], a1[4], b[4];
+        left_fragment<LEFT>(a0, A0, m, k);
+        left_fragment<LEFT>(a1, A1, m, k);
+#pragma unroll
+        for (int n = 0; n < 8; n += 2) {
+            right_fragments<RIGHT>(b, B, 8 * n, k);
+            mma_bf16(sum0.x[n], a0, b);
+            mma_bf16(sum1.x[n], a1, b);
+            mma_bf16(sum0.x[n + 1], a0, b + 2);
+            mma_bf16(sum1.x[n + 1], a1, b + 2);
+        }
+    }
+}
+
 /* x = high + low to 22 bits. */
 static __device__ inline void split_tf32(float x, uint32_t &high, uint32_t &low)
 {
@@ -230,7 +253,7 @@ static __device__ inline void tile_product(strip &sum, const float *A, const flo
                                            int to = TILE, int columns = TILE)
 {
     const int LD = tile_of<float>::LD, g = tile_lane() / 4, t = tile_lane() % 4, m = 16 * tile_warp() + g;
-    for (int k = from / 8 * 8; k < to; k += 8) {
+    for (int k = from / 8 * 8; k < min(to, (int)TILE); k += 8) {
         uint32_t high[4], low[4], b_high[2], b_low[2];
 #pragma unroll
         for (int i = 0; i < 4; i++) {
@@ -270,6 +293,27 @@ static __device__ inline void strip_product(strip &out, const strip &p, const bf
             right_fragments<RIGHT>(b, B, 8 * n, k);
             mma_bf16(out.x[n], a, b);
             mma_bf16(out.x[n + 1], a, b + 2);
+        }
+    }
+}
+template <bool RIGHT>
+static __device__ inline void strip_products(strip &out0, strip &out1, const strip &p0, const strip &p1, const bf16 *B,
+                                             int columns = TILE)
+{
+#pragma unroll
+    for (int k = 0; k < TILE; k += 16) {
+        const float *l0 = p0.x[k / 8], *r0 = p0.x[k / 8 + 1], *l1 = p1.x[k / 8], *r1 = p1.x[k / 8 + 1];
+        uint32_t a0[4] = {pack_bf16(l0[0], l0[1]), pack_bf16(l0[2], l0[3]), pack_bf16(r0[0], r0[1]), pack_bf16(r0[2], r0[3])};
+        uint32_t a1[4] = {pack_bf16(l1[0], l1[1]), pack_bf16(l1[2], l1[3]), pack_bf16(r1[0], r1[1]), pack_bf16(r1[2], r1[3])};
+        uint32_t b[4];
+#pragma unroll
+        for (int n = 0; n < 8; n += 2) {
+            if (8 * n >= columns) continue;
+            right_fragments<RIGHT>(b, B, 8 * n, k);
+            mma_bf16(out0.x[n], a0, b);
+            mma_bf16(out1.x[n], a1, b);
+            mma_bf16(out0.x[n + 1], a0, b + 2);
+            mma_bf16(out1.x[n + 1], a1, b + 2);
         }
     }
 }

@@ -44,9 +44,18 @@ static void run_forward(const kernel_run *run, const attention_args *a)
                 (T *)a->o, (float *)a->lse);
 }
 
+static void run_pair(const kernel_run *run, const attention_args *a)
+{
+    cuda_launch(attention_forward_pair, dim3((unsigned)kernel_blocks(a->length, 2 * TILE), (unsigned)(a->batch * a->heads)),
+                dim3(TILE_THREADS), 6 * tile_of<bf16>::SIZE * sizeof(bf16), (cudaStream_t)run->stream,
+                attention_view_of<bf16>(a), (bf16 *)a->o, (float *)a->lse);
+}
+
 template <typename T, bool CACHED> static void choose_forward(const kernel_run *run, const attention_args *a)
 {
-    if (a->dim_k <= TILE && a->dim_v <= TILE)
+    if (sizeof(T) == 2 && !CACHED && a->dim_k <= TILE && a->dim_v <= TILE)
+        run_pair(run, a);
+    else if (a->dim_k <= TILE && a->dim_v <= TILE)
         run_forward<T, 1, 1, CACHED>(run, a);
     else if (a->dim_k <= 2 * TILE && a->dim_v <= 2 * TILE)
         run_forward<T, 2, 2, CACHED>(run, a);

@@ -43,17 +43,20 @@ static __device__ inline void attention_differentiate(const attention_view<T> &a
                                                       const float *by, const float *delta, int64_t r0, int64_t c0)
 {
     float scale = a.scale * LOG2_E;
-    bool inside = KEYS ? c0 >= r0 + TILE - 1 && c0 + TILE <= a.length && !a.window
-                       : c0 + TILE - 1 <= r0 && r0 + TILE <= a.length && !a.window;
+    attention_mask mask = attention_mask_of(a, KEYS ? c0 : r0, KEYS ? r0 : c0, (int64_t)0, TILE);
+    bool whole = mask.inside && (KEYS ? c0 : r0) + TILE <= a.length;
+    int queries = (int)min(a.length - (KEYS ? c0 : r0), (int64_t)TILE);
 #pragma unroll
     for (int n = 0; n < 8; n++)
 #pragma unroll
         for (int e = 0; e < 4; e++) {
             int r = 16 * tile_warp() + tile_lane() / 4 + e / 2 * 8, c = 8 * n + tile_lane() % 4 * 2 + e % 2;
-            int query = KEYS ? c : r;
-            int64_t t = KEYS ? c0 + c : r0 + r, p = KEYS ? r0 + r : c0 + c;
-            bool seen = inside || (p <= t && t < a.length && p >= attention_from(a, t, 0));
-            float w = seen ? exp2f(scores.x[n][e] * scale - by[query]) : 0;
+            int query = KEYS ? c : r, key = KEYS ? r : c;
+            float w = exp2_fast(fmaf(scores.x[n][e], scale, -by[query]));
+            if (!whole) {
+                int last = query + mask.diagonal;
+                if (key > last || key < last - mask.window + 1 || query >= queries) w = 0;
+            }
             scores.x[n][e] = w;
             d_weights.x[n][e] = w * (d_weights.x[n][e] - delta[query]) * a.scale;
         }
@@ -137,17 +140,20 @@ __global__ void __launch_bounds__(TILE_THREADS)
         strip_zero(scores);
         strip_zero(d_weights);
 #pragma unroll
-        for (int k = 0; k < KB; k++) tile_product<false, true>(scores, left + k * SIZE, right + k * SIZE);
+        for (int k = 0; k < KB; k++)
+            tile_product<false, true>(scores, left + k * SIZE, right + k * SIZE, 0, (int)(a.K - k * TILE));
 #pragma unroll
         for (int v = 0; v < VB; v++)
-            tile_product<false, true>(d_weights, left + (KB + v) * SIZE, right + (KB + v) * SIZE);
+            tile_product<false, true>(d_weights, left + (KB + v) * SIZE, right + (KB + v) * SIZE, 0, (int)(a.V - v * TILE));
         attention_differentiate<T, KEYS>(a, scores, d_weights, by[KEYS ? at : 0], along[KEYS ? at : 0], r0,
                                          reach.begin + turn % tiles * TILE);
         if (KEYS)
 #pragma unroll
-            for (int v = 0; v < VB; v++) strip_product<false>(d_values[v], scores, right + (KB + v) * SIZE, room);
+            for (int v = 0; v < VB; v++)
+                strip_product<false>(d_values[v], scores, right + (KB + v) * SIZE, room, 0, TILE, (int)(a.V - v * TILE));
 #pragma unroll
-        for (int k = 0; k < KB; k++) strip_product<false>(first[k], d_weights, right + k * SIZE, room);
+        for (int k = 0; k < KB; k++)
+            strip_product<false>(first[k], d_weights, right + k * SIZE, room, 0, TILE, (int)(a.K - k * TILE));
         __syncthreads();
         if (!AHEAD && turn + 1 < turns) load(turn + 1, 0);
     }

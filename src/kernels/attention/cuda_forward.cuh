@@ -55,32 +55,92 @@ static __device__ inline void attention_tokens(T *tile, const attention_view<T> 
     }
 }
 
-/* One step of the running softmax: scores become weights, out and total are brought to the new maximum. */
-template <int VB>
-static __device__ inline void attention_soften(strip &scores, strip *out, float most[2], float total[2])
+/* Which keys of a tile the queries of another see: query row r sees columns from max(oldest, r + diagonal -
+ * window + 1) to r + diagonal. */
+struct attention_mask {
+    int diagonal, oldest, window;
+    bool inside; /* every query sees every key */
+};
+
+template <typename T>
+static __device__ inline attention_mask attention_mask_of(const attention_view<T> &a, int64_t query, int64_t key,
+                                                          int64_t oldest, int queries)
 {
+    const int64_t far = 1 << 20;
+    attention_mask m;
+    m.diagonal = (int)min(query - key, far);
+    m.oldest = (int)max(oldest - key, -far);
+    m.window = (int)(a.window > 0 ? min(a.window, 2 * far) : 2 * far);
+    m.inside = m.diagonal >= TILE - 1 && m.oldest <= 0 && queries - 1 + m.diagonal - m.window + 1 <= 0;
+    return m;
+}
+
+/* One step of the running softmax: scores become weights, out and total are brought to the new maximum (of the
+ * scores before scaling; scale > 0, times log2 e). */
+template <int VB>
+static __device__ inline void attention_soften(strip &scores, strip *out, float most[2], float total[2], float scale,
+                                               const attention_mask &mask)
+{
+    if (!mask.inside)
+        strip_each(scores, [&](int r, int c, float &x) {
+            int last = r + mask.diagonal;
+            if (c > last || c < max(mask.oldest, last - mask.window + 1)) x = -INFINITY;
+        });
+    float top[2] = {most[0], most[1]};
+#pragma unroll
+    for (int n = 0; n < 8; n++)
+#pragma unroll
+        for (int e = 0; e < 4; e++) top[e / 2] = fmaxf(top[e / 2], scores.x[n][e]);
 #pragma unroll
     for (int half = 0; half < 2; half++) {
-        float top = most[half], sum = 0;
+        top[half] = fmaxf(top[half], __shfl_xor_sync(CUDA_FULL_WARP, top[half], 1));
+        top[half] = fmaxf(top[half], __shfl_xor_sync(CUDA_FULL_WARP, top[half], 2));
+    }
+    if (__any_sync(CUDA_FULL_WARP, top[0] > most[0] || top[1] > most[1]))
 #pragma unroll
-        for (int n = 0; n < 8; n++) top = fmaxf(top, fmaxf(scores.x[n][2 * half], scores.x[n][2 * half + 1]));
-        top = fmaxf(top, __shfl_xor_sync(CUDA_FULL_WARP, top, 1));
-        top = fmaxf(top, __shfl_xor_sync(CUDA_FULL_WARP, top, 2));
-        float base = top == -INFINITY ? 0 : top, fade = exp2f(most[half] - base);
+        for (int half = 0; half < 2; half++) {
+            float fade = top[half] > most[half] ? exp2_fast((most[half] - top[half]) * scale) : 1;
+            most[half] = top[half];
+            total[half] *= fade;
 #pragma unroll
-        for (int n = 0; n < 8; n++)
+            for (int v = 0; v < VB; v++)
 #pragma unroll
-            for (int e = 2 * half; e < 2 * half + 2; e++) {
-                scores.x[n][e] = exp2f(scores.x[n][e] - base);
-                sum += scores.x[n][e];
-            }
-        most[half] = top;
-        total[half] = total[half] * fade + sum;
+                for (int n = 0; n < 8; n++) out[v].x[n][2 * half] *= fade, out[v].x[n][2 * half + 1] *= fade;
+        }
+    float base[2] = {most[0] == -INFINITY ? 0 : most[0] * scale, most[1] == -INFINITY ? 0 : most[1] * scale};
+#pragma unroll
+    for (int n = 0; n < 8; n++)
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            scores.x[n][e] = exp2_fast(fmaf(scores.x[n][e], scale, -base[e / 2]));
+            total[e / 2] += scores.x[n][e];
+        }
+}
+
+/* Finishes 64 queries: out / total to memory, the denominators' logarithms. */
+template <typename T, int VB>
+static __device__ inline void attention_finish(const attention_view<T> &a, strip *out, const float most[2],
+                                               float total[2], float scale, int64_t b, int64_t h, int64_t t0,
+                                               int64_t value, T *o, float *lse)
+{
+    int count = (int)min(a.length - t0, (int64_t)TILE);
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        total[half] += __shfl_xor_sync(CUDA_FULL_WARP, total[half], 1);
+        total[half] += __shfl_xor_sync(CUDA_FULL_WARP, total[half], 2);
+        int r = 16 * tile_warp() + tile_lane() / 4 + 8 * half;
+        if (lse && value == 0 && tile_lane() % 4 == 0 && r < count)
+            lse[(b * a.heads + h) * a.length + t0 + r] = most[half] * scale * LN_2 + logf(total[half]);
+        float inverse = 1 / total[half];
 #pragma unroll
         for (int v = 0; v < VB; v++)
 #pragma unroll
-            for (int n = 0; n < 8; n++) out[v].x[n][2 * half] *= fade, out[v].x[n][2 * half + 1] *= fade;
+            for (int n = 0; n < 8; n++) out[v].x[n][2 * half] *= inverse, out[v].x[n][2 * half + 1] *= inverse;
     }
+    T *to = o + ((b * a.length + t0) * a.heads + h) * a.V + value;
+#pragma unroll
+    for (int v = 0; v < VB; v++)
+        strip_to_memory(out[v], to + v * TILE, a.heads * a.V, count, (int)min(a.V - value - v * TILE, (int64_t)TILE), 1);
 }
 
 /* KB, VB: blocks of 64 key and value channels a block holds; KB 0: any number of key channels, loaded anew
@@ -98,8 +158,8 @@ __global__ void __launch_bounds__(TILE_THREADS) attention_forward_kernel(attenti
     int64_t oldest = CACHED ? max((int64_t)0, seen - a.capacity) : 0;
     int64_t count = min(a.length - t0, (int64_t)TILE), last = seen + t0 + count - 1;
     const T *q = a.q + ((b * a.length + t0) * a.heads + h) * a.K;
-    int warp_row = 16 * tile_warp() + tile_lane() / 4;
-    float most[2] = {-INFINITY, -INFINITY}, total[2] = {0, 0}, scale = a.scale * LOG2_E;
+    bool flip = a.scale < 0;
+    float most[2] = {-INFINITY, -INFINITY}, total[2] = {0, 0}, scale = fabsf(a.scale) * LOG2_E;
     strip out[VB];
 #pragma unroll
     for (int v = 0; v < VB; v++) strip_zero(out[v]);
@@ -130,7 +190,8 @@ __global__ void __launch_bounds__(TILE_THREADS) attention_forward_kernel(attenti
             copy_async_wait<0>();
         __syncthreads();
 #pragma unroll
-        for (int k = 0; k < KB; k++) tile_product<false, true>(scores, tq + k * SIZE, tk + k * SIZE);
+        for (int k = 0; k < KB; k++)
+            tile_product<false, true>(scores, tq + k * SIZE, tk + k * SIZE, 0, (int)(a.K - k * TILE));
         if (KB == 0)
             for (int64_t k = 0; k < a.K; k += TILE) {
                 tile_load_async(tq, q + k, a.heads * a.K, (int)count, (int)min(a.K - k, (int64_t)TILE));
@@ -141,33 +202,70 @@ __global__ void __launch_bounds__(TILE_THREADS) attention_forward_kernel(attenti
                 tile_product<false, true>(scores, tq, tk);
                 __syncthreads();
             }
-        bool inside = p0 + TILE - 1 <= seen + t0 && attention_from(a, last, oldest) <= p0;
-        strip_each(scores, [&](int r, int c, float &x) {
-            int64_t at = seen + t0 + r, p = p0 + c;
-            x = inside || (p <= at && p >= attention_from(a, at, oldest)) ? x * scale : -INFINITY;
-        });
-        attention_soften<VB>(scores, out, most, total);
+        if (flip) strip_each(scores, [](int, int, float &x) { x = -x; });
+        attention_soften<VB>(scores, out, most, total, scale, attention_mask_of(a, seen + t0, p0, oldest, TILE));
 #pragma unroll
-        for (int v = 0; v < VB; v++) strip_product<false>(out[v], scores, tv + v * SIZE, room);
+        for (int v = 0; v < VB; v++)
+            strip_product<false>(out[v], scores, tv + v * SIZE, room, 0, TILE, (int)min(a.V - value - v * TILE, (int64_t)TILE));
         __syncthreads();
         if (!AHEAD && p0 + TILE <= last) load(p0 + TILE, stage);
     }
-    for (int half = 0; half < 2; half++) {
-        total[half] += __shfl_xor_sync(CUDA_FULL_WARP, total[half], 1);
-        total[half] += __shfl_xor_sync(CUDA_FULL_WARP, total[half], 2);
-        int r = warp_row + 8 * half;
-        if (lse && blockIdx.z == 0 && tile_lane() % 4 == 0 && r < count)
-            lse[blockIdx.y * a.length + t0 + r] = most[half] * LN_2 + logf(total[half]);
-        float inverse = 1 / total[half];
+    attention_finish<T, VB>(a, out, most, total, scale, b, h, t0, value, o, lse);
+}
+
+/* Heads up to 64 wide in bf16, nothing carried: two tiles of queries share every tile of keys.
+ * Grid: pairs of query tiles, batch * heads. */
+static __global__ void __launch_bounds__(TILE_THREADS)
+    attention_forward_pair(attention_view<bf16> a, bf16 *o, float *lse)
+{
+    const int SIZE = tile_of<bf16>::SIZE;
+    CUDA_DYNAMIC_SHARED(bf16, tq);
+    bf16 *stage = tq + 2 * SIZE;
+    int64_t t0 = (gridDim.x - 1 - (int64_t)blockIdx.x) * 2 * TILE; /* the longest first */
+    int64_t b = blockIdx.y / a.heads, h = blockIdx.y % a.heads, g = h / (a.heads / a.heads_kv);
+    int64_t last = min(t0 + 2 * TILE, a.length) - 1;
+    int wide = (int)a.K, columns = (int)a.V;
+    bool flip = a.scale < 0;
+    float most[2][2] = {{-INFINITY, -INFINITY}, {-INFINITY, -INFINITY}}, total[2][2] = {}, scale = fabsf(a.scale) * LOG2_E;
+    strip out[2], scores[2];
+    strip_zero(out[0]);
+    strip_zero(out[1]);
+    auto load = [&](int64_t p0, int at) {
+        bf16 *to = stage + at * 2 * SIZE;
+        attention_tokens<bf16, false>(to, a, a.k, nullptr, b, g, a.K, 0, p0, 0, 0);
+        attention_tokens<bf16, false>(to + SIZE, a, a.v, nullptr, b, g, a.V, 0, p0, 0, 0);
+        copy_async_commit();
+    };
+    for (int i = 0; i < 2; i++)
+        tile_load_async(tq + i * SIZE, a.q + ((b * a.length + t0 + i * TILE) * a.heads + h) * a.K, a.heads * a.K,
+                        (int)min(a.length - t0 - i * TILE, (int64_t)TILE), wide);
+    int64_t begin = attention_from(a, t0, 0) / TILE * TILE;
+    int turn = 0;
+    load(begin, 0);
+    for (int64_t p0 = begin; p0 <= last; p0 += TILE, turn ^= 1) {
+        if (p0 + TILE <= last) {
+            load(p0 + TILE, turn ^ 1);
+            copy_async_wait<1>();
+        } else
+            copy_async_wait<0>();
+        __syncthreads();
+        const bf16 *tk = stage + turn * 2 * SIZE, *tv = tk + SIZE;
+        strip_zero(scores[0]);
+        strip_zero(scores[1]);
+        tile_products<false, true>(scores[0], scores[1], tq, tq + SIZE, tk, wide);
 #pragma unroll
-        for (int v = 0; v < VB; v++)
-            for (int n = 0; n < 8; n++) out[v].x[n][2 * half] *= inverse, out[v].x[n][2 * half + 1] *= inverse;
+        for (int i = 0; i < 2; i++) {
+            if (flip) strip_each(scores[i], [](int, int, float &x) { x = -x; });
+            attention_soften<1>(scores[i], &out[i], most[i], total[i], scale,
+                                attention_mask_of(a, t0 + i * TILE, p0, (int64_t)0, TILE));
+        }
+        strip_products<false>(out[0], out[1], scores[0], scores[1], tv, columns);
+        __syncthreads();
     }
-    T *to = o + ((b * a.length + t0) * a.heads + h) * a.V + value;
 #pragma unroll
-    for (int v = 0; v < VB; v++)
-        strip_to_memory(out[v], to + v * TILE, a.heads * a.V, (int)count,
-                        (int)min(a.V - value - v * TILE, (int64_t)TILE), 1);
+    for (int i = 0; i < 2; i++)
+        if (t0 + i * TILE < a.length)
+            attention_finish<bf16, 1>(a, &out[i], most[i], total[i], scale, b, h, t0 + i * TILE, 0, o, lse);
 }
 
 /* ---- the ring ---- */

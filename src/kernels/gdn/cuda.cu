@@ -3,7 +3,7 @@
 #include "kernels/gdn/gdn.h"
 
 struct gdn_room { /* bytes */
-    size_t states, inverse, W, U, carry, rows, ends;
+    size_t states, inverse, W, U, gates, carry, rows, ends;
 };
 
 static gdn_room gdn_bytes(const gdn_args *a, int64_t chunks, size_t element)
@@ -15,10 +15,17 @@ static gdn_room gdn_bytes(const gdn_args *a, int64_t chunks, size_t element)
     r.inverse = kernel_round64(n * TILE * TILE * element);
     r.W = kernel_round64(n * TILE * K * element);
     r.U = kernel_round64(n * TILE * V * element);
+    r.gates = kernel_round64(n * 2 * TILE * sizeof(float));
     r.carry = kernel_round64(heads * K * V * sizeof(float));
     r.rows = kernel_round64(n * (GDN_BY_BLOCK + GDN_SHARES * blocks) * TILE * sizeof(float));
     r.ends = kernel_round64(n * blocks * sizeof(float));
     return r;
+}
+
+/* What forward leaves for backward, where that follows. */
+static size_t gdn_notes(const gdn_room &r)
+{
+    return r.states + r.inverse + r.W + r.U + r.gates;
 }
 
 /* How many chunks to process at once where their states are not kept: bounded memory, any length. */
@@ -26,7 +33,7 @@ static int64_t gdn_segment(const gdn_args *a)
 {
     const int64_t budget = (int64_t)128 << 20, least = 4;
     gdn_room one = gdn_bytes(a, 1, sizeof(float));
-    int64_t bytes = kernel_max(1, (int64_t)(one.states + one.inverse + one.W + one.U));
+    int64_t bytes = kernel_max(1, (int64_t)gdn_notes(one));
     return kernel_max(1, kernel_min(kernel_blocks(a->length, TILE), kernel_max(least, budget / bytes)));
 }
 
@@ -34,10 +41,10 @@ static void gdn_sizes(const gdn_args *a, size_t element, kernel_sizes *sizes)
 {
     gdn_room all = gdn_bytes(a, kernel_blocks(a->length, TILE), element),
              some = gdn_bytes(a, gdn_segment(a), element);
-    size_t solved = all.inverse + all.W + all.U, forward = some.states + some.inverse + some.W + some.U + some.carry;
-    size_t backward = solved + all.states + all.U + 2 * all.inverse + all.rows + all.ends;
+    size_t forward = gdn_notes(some) + some.carry;
+    size_t backward = all.states + 2 * all.U + 2 * all.inverse + all.rows + all.ends;
     sizes->state = all.carry;
-    sizes->saved = all.states;
+    sizes->saved = gdn_notes(all);
     sizes->scratch = forward > backward ? forward : backward;
 }
 
@@ -65,25 +72,38 @@ template <typename T> static size_t gdn_shared(int tiles)
     return sizeof(gdn_gates) + (size_t)tiles * tile_of<T>::SIZE * sizeof(T);
 }
 
-template <typename T>
-static void run_prepare(const kernel_run *run, const gdn_args *a, gdn_view<T> &p, const gdn_room &room, char **memory)
+/* The notes' places. */
+template <typename T> static void gdn_layout(gdn_view<T> &p, const gdn_room &room, char **memory)
 {
+    p.states = (float *)take(memory, room.states);
     p.inverse = (T *)take(memory, room.inverse);
     p.W = (T *)take(memory, room.W);
     p.U = (T *)take(memory, room.U);
-    if (p.chunks > 0)
-        cuda_launch(gdn_prepare<T>, dim3((unsigned)(a->batch * a->heads * p.chunks)), dim3(TILE_THREADS),
-                    gdn_shared<float>(2), (cudaStream_t)run->stream, p);
+    p.gates = (float *)take(memory, room.gates);
 }
 
-/* gdn_scan or gdn_scan_backward, for as many key channels as registers hold. */
+template <typename T> static size_t tiles_bytes(int64_t tiles)
+{
+    return (size_t)tiles * tile_of<T>::SIZE * sizeof(T);
+}
+
 template <typename T>
 static void run_scan(const kernel_run *run, const gdn_args *a, const gdn_view<T> &p, const float *in, float *out)
 {
     dim3 grid((unsigned)(a->batch * a->heads), (unsigned)kernel_blocks(a->dim_v, TILE));
-    auto kernel = p.K <= TILE ? gdn_scan<T, 1> : p.K <= 2 * TILE ? gdn_scan<T, 2> : gdn_scan<T, 0>;
-    int blocks = p.K > TILE && p.K <= 2 * TILE ? 2 : 1;
-    cuda_launch(kernel, grid, dim3(TILE_THREADS), gdn_shared<T>(3 * blocks + 1), (cudaStream_t)run->stream, p, in, out);
+    int64_t blocks = kernel_blocks(p.K, TILE), stages = sizeof(T) == 2 ? 2 : 1;
+    auto kernel = blocks <= 1 ? gdn_scan<T, 1> : blocks == 2 ? gdn_scan<T, 2> : gdn_scan_wide<T>;
+    size_t shared = tiles_bytes<T>(blocks > 2 ? 3 : stages * (2 * blocks + 1) + blocks);
+    cuda_launch(kernel, grid, dim3(TILE_THREADS), shared, (cudaStream_t)run->stream, p, in, out);
+}
+
+template <typename T> static void run_scan_backward(const kernel_run *run, const gdn_args *a, const gdn_view<T> &p)
+{
+    dim3 grid((unsigned)(a->batch * a->heads), (unsigned)kernel_blocks(a->dim_v, TILE));
+    int64_t blocks = kernel_blocks(p.K, TILE), stages = sizeof(T) == 2 ? 2 : 1;
+    auto kernel = blocks <= 1 ? gdn_scan_backward<T, 1> : blocks == 2 ? gdn_scan_backward<T, 2> : gdn_scan_backward_wide<T>;
+    size_t shared = tiles_bytes<T>(blocks > 2 ? 4 : stages * (3 * blocks + 2) + blocks);
+    cuda_launch(kernel, grid, dim3(TILE_THREADS), shared, (cudaStream_t)run->stream, p);
 }
 
 template <typename T> static void gdn_forward(const kernel_run *run, const gdn_args *a)
@@ -101,13 +121,15 @@ template <typename T> static void gdn_forward(const kernel_run *run, const gdn_a
     gdn_room room = gdn_bytes(a, segment, sizeof(T));
     for (int64_t done = 0;; done += segment) {
         bool last = done + segment >= chunks;
-        char *memory = (char *)run->scratch;
+        char *memory = (char *)(a->saved ? a->saved : run->scratch);
         p.chunks = kernel_min(segment, chunks - done);
         p.first = done * TILE;
         p.length = kernel_min(a->length - p.first, p.chunks * TILE);
-        run_prepare(run, a, p, room, &memory);
-        p.states = (float *)(a->saved ? a->saved : take(&memory, room.states));
+        gdn_layout(p, room, &memory);
         float *carry = (float *)memory;
+        if (p.chunks > 0)
+            cuda_launch(gdn_prepare<T>, dim3((unsigned)(heads * p.chunks)), dim3(TILE_THREADS), gdn_shared<float>(2),
+                        (cudaStream_t)run->stream, p);
         run_scan(run, a, p, done ? carry : in, last ? out : carry);
         if (p.chunks > 0)
             cuda_launch(gdn_output<T>, dim3((unsigned)(heads * p.chunks), (unsigned)kernel_blocks(a->dim_v, TILE)),
@@ -120,24 +142,21 @@ template <typename T> static void gdn_backward(const kernel_run *run, const gdn_
 {
     gdn_view<T> p = gdn_pass<T>(a);
     cudaStream_t stream = (cudaStream_t)run->stream;
-    unsigned chunks = (unsigned)(a->batch * a->heads * p.chunks), heads = (unsigned)(a->batch * a->heads),
+    unsigned chunks = (unsigned)(a->batch * a->heads * p.chunks),
              values = (unsigned)kernel_blocks(a->dim_v, TILE), keys = (unsigned)kernel_blocks(a->dim_k, TILE);
     if (chunks == 0) return;
     gdn_room room = gdn_bytes(a, p.chunks, sizeof(T));
-    char *memory = (char *)run->scratch;
-    p.states = (float *)a->saved;
-    run_prepare(run, a, p, room, &memory);
+    char *notes = (char *)a->saved, *memory = (char *)run->scratch;
+    gdn_layout(p, room, &notes);
     p.grads = (float *)take(&memory, room.states);
     p.d_U = (T *)take(&memory, room.U);
+    p.late = (T *)take(&memory, room.U);
     p.d_qk = (T *)take(&memory, room.inverse);
     p.d_kk = (T *)take(&memory, room.inverse);
     p.rows = (float *)take(&memory, room.rows);
     p.ends = (float *)take(&memory, room.ends);
-    cuda_launch(gdn_corrections<T>, dim3(chunks, values), dim3(TILE_THREADS), gdn_shared<T>(4), stream, p);
-    auto scan = p.K <= TILE       ? gdn_scan_backward<T, 1>
-                : p.K <= 2 * TILE ? gdn_scan_backward<T, 2>
-                                  : gdn_scan_backward<T, 0>;
-    cuda_launch(scan, dim3(heads, values), dim3(TILE_THREADS), gdn_shared<T>(keys == 2 ? 10 : 6), stream, p);
+    cuda_launch(gdn_corrections<T>, dim3(chunks, values), dim3(TILE_THREADS), gdn_shared<T>(2), stream, p);
+    run_scan_backward(run, a, p);
     cuda_launch(gdn_squares_backward<T>, dim3(chunks), dim3(TILE_THREADS),
                 gdn_shared<T>(4) + tile_of<float>::SIZE * sizeof(float), stream, p, (T *)a->d_v);
     cuda_launch(gdn_keys_backward<T>, dim3(chunks, keys), dim3(TILE_THREADS), gdn_shared<T>(5), stream, p,

@@ -1,5 +1,5 @@
-/* The gated delta rule backward on CUDA. From the states at chunk starts: all chunks' U again; the gradients D
- * of the states at chunk ends, chunk after chunk from the last,
+/* The gated delta rule backward on CUDA. From what forward noted (states at chunk starts, N, W, U): the
+ * gradients D of the states at chunk ends, chunk after chunk from the last,
  *     d_U = lower(E q k^T)^T d_o' + (e^{G_end - G} k) D,   D0 = e^{G_end} D + (e^G q)^T d_o' - W^T d_U
  * with d_o' = scale d_o; then, all chunks at once, what they give to q, k, v, beta and the gates. */
 #ifndef BLURRY_KERNELS_GDN_CUDA_BACKWARD_CUH
@@ -14,126 +14,147 @@ template <typename T> static __device__ inline float *gdn_row(const gdn_view<T> 
     return p.rows + (index * (GDN_BY_BLOCK + GDN_SHARES * blocks) + which) * TILE;
 }
 
-/* U = N (beta v) - W S0, and the first part of d_U. Grid: chunks of all heads, blocks of 64 values. */
+/* The first part of d_U, and scale e^G d_o. Grid: chunks of all heads, blocks of 64 values. */
 template <typename T> __global__ void __launch_bounds__(TILE_THREADS) gdn_corrections(gdn_view<T> p)
 {
     CUDA_DYNAMIC_SHARED(char, shared);
     gdn_gates *s = reinterpret_cast<gdn_gates *>(shared);
-    T *tq = reinterpret_cast<T *>(s + 1), *tk = tq + tile_of<T>::SIZE, *tw = tk + tile_of<T>::SIZE,
-      *ts = tw + tile_of<T>::SIZE;
+    T *tq = reinterpret_cast<T *>(s + 1), *tk = tq + tile_of<T>::SIZE;
     gdn_place x = gdn_at(p, blockIdx.x / p.chunks, blockIdx.x % p.chunks);
-    int64_t value = (int64_t)blockIdx.y * TILE;
+    int64_t value = (int64_t)blockIdx.y * TILE, note = x.index * TILE * p.V + value;
     int values = gdn_most(p.V, value);
     strip scores, sum;
     strip_zero(scores);
     strip_zero(sum);
     gdn_gate(s, p, x);
     for (int64_t key = 0; key < p.K; key += TILE) {
-        int keys = gdn_most(p.K, key);
         int64_t at = x.at * p.K + key;
         __syncthreads();
-        tile_load(tq, p.q + at, p.heads * p.K, x.rows, keys);
-        tile_load(tk, p.k + at, p.heads * p.K, x.rows, keys);
-        tile_load(tw, p.W + x.index * TILE * p.K + key, p.K, TILE, keys);
-        tile_load(ts, p.states + (x.index * p.K + key) * p.V + value, p.V, keys, values);
+        tile_load(tq, p.q + at, p.heads * p.K, x.rows, gdn_most(p.K, key));
+        tile_load(tk, p.k + at, p.heads * p.K, x.rows, gdn_most(p.K, key));
         __syncthreads();
-        tile_product<false, true>(scores, tq, tk, 0, keys, 16 * tile_warp() + 16);
-        tile_product<false, false>(sum, tw, ts, 0, keys, values);
+        tile_product<false, true>(scores, tq, tk, 0, gdn_most(p.K, key), 16 * tile_warp() + 16);
     }
     gdn_fade<true>(scores, s);
-    T *u = p.U + x.index * TILE * p.V + value;
-    strip_each(sum, [&](int r, int c, float &y) { y = (c < values ? cuda_load(u + r * p.V + c) : 0) - y; });
-    strip_to_memory(sum, u, p.V, TILE, values, 1);
     __syncthreads();
     strip_to_tile(scores, tq);
     tile_load(tk, p.d_o + x.at * p.V + value, p.heads * p.V, x.rows, values);
     __syncthreads();
-    strip_zero(sum);
     tile_product<true, false>(sum, tq, tk, 16 * tile_warp(), TILE, values);
-    strip_to_memory(sum, p.d_U + x.index * TILE * p.V + value, p.V, TILE, values, p.scale);
+    strip_to_memory(sum, p.d_U + note, p.V, TILE, values, p.scale);
+    strip_each(sum, [&](int r, int c, float &y) { y = cuda_load(tk + r * tile_of<T>::LD + c) * s->up[r]; });
+    strip_to_memory(sum, p.late + note, p.V, TILE, values, p.scale);
 }
 
-/* D and d_U, from the last chunk to the first. KB as in gdn_scan. Grid: batch * heads, blocks of 64 values.
- * Shared: KB (or 1) tiles each of q, k, W and D, then d_o and d_U. */
+/* D and d_U, from the last chunk to the first, as gdn_scan. Shared: stages of (q, k and W: KB tiles each, d_U, d_o),
+ * then KB tiles of D. */
 template <typename T, int KB>
 __global__ void __launch_bounds__(TILE_THREADS) gdn_scan_backward(gdn_view<T> p)
 {
-    const int SIZE = tile_of<T>::SIZE, KT = KB ? KB : 1;
-    CUDA_DYNAMIC_SHARED(char, shared);
-    gdn_gates *s = reinterpret_cast<gdn_gates *>(shared);
-    T *tq = reinterpret_cast<T *>(s + 1), *tk = tq + KT * SIZE, *tw = tk + KT * SIZE, *td = tw + KT * SIZE,
-      *to = td + KT * SIZE, *tu = to + SIZE;
-    int64_t head = blockIdx.x, value = (int64_t)blockIdx.y * TILE, blocks = (p.K + TILE - 1) / TILE;
+    const int SIZE = tile_of<T>::SIZE, STAGE = (3 * KB + 2) * SIZE;
+    const bool AHEAD = sizeof(T) == 2;
+    CUDA_DYNAMIC_SHARED(T, stage);
+    T *td = stage + (AHEAD ? 2 : 1) * STAGE;
+    int64_t head = blockIdx.x, value = (int64_t)blockIdx.y * TILE, first = head * p.chunks;
     int values = gdn_most(p.V, value);
-    strip D[KT];
+    strip D[KB];
 #pragma unroll
-    for (int k = 0; k < KT; k++) strip_zero(D[k]);
-    for (int64_t chunk = p.chunks - 1; chunk >= 0; chunk--) {
+    for (int k = 0; k < KB; k++) strip_zero(D[k]);
+    auto load = [&](int64_t chunk, int at) {
         gdn_place x = gdn_at(p, head, chunk);
-        float *now = p.grads + x.index * p.K * p.V + value, *next = now - p.K * p.V;
-        auto load = [&](int64_t k, int at) { /* 64 key channels of q, k, W */
-            int keys = gdn_most(p.K, k * TILE);
-            tile_load_async(tq + at * SIZE, p.q + x.at * p.K + k * TILE, p.heads * p.K, x.rows, keys);
-            tile_load_async(tk + at * SIZE, p.k + x.at * p.K + k * TILE, p.heads * p.K, x.rows, keys);
-            tile_load_async(tw + at * SIZE, p.W + x.index * TILE * p.K + k * TILE, p.K, TILE, keys);
-        };
-        gdn_gate(s, p, x);
+        T *tq = stage + at * STAGE, *tk = tq + KB * SIZE, *tw = tk + KB * SIZE, *tu = tw + KB * SIZE;
 #pragma unroll
         for (int k = 0; k < KB; k++) {
-            load(k, k);
-            strip_to_tile(D[k], td + k * SIZE);
-            strip_to_memory(D[k], now + k * TILE * p.V, p.V, gdn_most(p.K, k * TILE), values, 1);
+            int keys = gdn_most(p.K, k * TILE);
+            tile_load_async(tq + k * SIZE, p.q + x.at * p.K + k * TILE, p.heads * p.K, x.rows, keys);
+            tile_load_async(tk + k * SIZE, p.k + x.at * p.K + k * TILE, p.heads * p.K, x.rows, keys);
+            tile_load_async(tw + k * SIZE, p.W + x.index * TILE * p.K + k * TILE, p.K, TILE, keys);
         }
+        tile_load_async(tu, p.d_U + x.index * TILE * p.V + value, p.V, TILE, values);
+        tile_load_async(tu + SIZE, p.late + x.index * TILE * p.V + value, p.V, TILE, values);
         copy_async_commit();
-        tile_fill(to, p.d_o + x.at * p.V + value, p.heads * p.V, x.rows, values,
-                  [&](float y, int r, int) { return y * p.scale * s->up[r]; });
+    };
+    load(p.chunks - 1, 0);
+    for (int64_t turn = 0; turn < p.chunks; turn++) {
+        int64_t chunk = p.chunks - 1 - turn, index = first + chunk;
+        int at = AHEAD ? (int)(turn & 1) : 0;
+        T *tq = stage + at * STAGE, *tk = tq + KB * SIZE, *tw = tk + KB * SIZE, *tu = tw + KB * SIZE;
+        gdn_fades fade = gdn_fades_of(p, index);
+        if (AHEAD && chunk > 0) load(chunk - 1, at ^ 1);
+#pragma unroll
+        for (int k = 0; k < KB; k++) {
+            strip_to_tile(D[k], td + k * SIZE);
+            strip_to_memory(D[k], p.grads + (index * p.K + k * TILE) * p.V + value, p.V, gdn_most(p.K, k * TILE), values, 1);
+        }
+        if (AHEAD && chunk > 0)
+            copy_async_wait<1>();
+        else
+            copy_async_wait<0>();
+        __syncthreads();
         strip sum;
         strip_zero(sum);
-        copy_async_wait<0>();
-        __syncthreads();
 #pragma unroll
         for (int k = 0; k < KB; k++) tile_product<false, false>(sum, tk + k * SIZE, td + k * SIZE);
-        if (KB == 0)
-            for (int64_t k = 0; k < blocks; k++) {
-                int keys = gdn_most(p.K, k * TILE);
-                if (chunk == p.chunks - 1) strip_to_memory(D[0], now + k * TILE * p.V, p.V, keys, values, 1);
-                __syncthreads();
-                tile_load(td, now + k * TILE * p.V, p.V, keys, values);
-                tile_load(tk, p.k + x.at * p.K + k * TILE, p.heads * p.K, x.rows, keys);
-                __syncthreads();
-                tile_product<false, false>(sum, tk, td);
-            }
-        T *u = p.d_U + x.index * TILE * p.V + value;
-        strip_each(sum, [&](int r, int c, float &y) {
-            y = y * s->end[r] + (c < values ? cuda_load(u + r * p.V + c) : 0);
-        });
-        strip_to_memory(sum, u, p.V, TILE, values, 1);
-        strip_each(sum, [&](int, int, float &y) { y = -y; });
-        strip_to_tile(sum, tu);
+        gdn_scale_rows(sum, fade.end);
+        strip_each(sum, [&](int r, int c, float &y) { y += cuda_load(tu + r * tile_of<T>::LD + c); });
+        strip_to_memory(sum, p.d_U + index * TILE * p.V + value, p.V, TILE, values, 1);
+        gdn_scale(sum, -1);
+        strip_to_tile(sum, tu); /* every thread its own elements */
         __syncthreads();
-        float fade = s->up[TILE - 1];
 #pragma unroll
         for (int k = 0; k < KB; k++) {
-            strip_each(D[k], [&](int, int, float &y) { y *= fade; });
-            tile_product<true, false>(D[k], tq + k * SIZE, to);
+            gdn_scale(D[k], fade.all);
+            tile_product<true, false>(D[k], tq + k * SIZE, tu + SIZE);
             tile_product<true, false>(D[k], tw + k * SIZE, tu);
         }
-        if (KB == 0)
-            for (int64_t k = 0; k < (chunk ? blocks : 0); k++) {
-                int keys = gdn_most(p.K, k * TILE);
-                strip h;
-                strip_each(h, [&](int r, int c, float &y) {
-                    y = r < keys && c < values ? fade * now[(k * TILE + r) * p.V + c] : 0;
-                });
-                __syncthreads();
-                load(k, 0);
-                copy_async_commit();
-                copy_async_wait<0>();
-                __syncthreads();
-                tile_product<true, false>(h, tq, to);
-                tile_product<true, false>(h, tw, tu);
-                strip_to_memory(h, next + k * TILE * p.V, p.V, keys, values, 1);
-            }
+        __syncthreads();
+        if (!AHEAD && chunk > 0) load(chunk - 1, 0);
+    }
+}
+
+/* The same for any number of key channels, D in memory. Shared: tiles of q or k, W or D, d_o, d_U. */
+template <typename T> __global__ void __launch_bounds__(TILE_THREADS) gdn_scan_backward_wide(gdn_view<T> p)
+{
+    const int SIZE = tile_of<T>::SIZE;
+    CUDA_DYNAMIC_SHARED(T, tx);
+    T *ty = tx + SIZE, *to = ty + SIZE, *tu = to + SIZE;
+    int64_t head = blockIdx.x, value = (int64_t)blockIdx.y * TILE, size = p.K * p.V;
+    int values = gdn_most(p.V, value);
+    strip h, sum;
+    strip_zero(h);
+    for (int64_t k = 0; k < p.K; k += TILE)
+        strip_to_memory(h, p.grads + (head * p.chunks + p.chunks - 1) * size + k * p.V + value, p.V, gdn_most(p.K, k),
+                        values, 1);
+    for (int64_t chunk = p.chunks - 1; chunk >= 0; chunk--) {
+        gdn_place x = gdn_at(p, head, chunk);
+        gdn_fades fade = gdn_fades_of(p, x.index);
+        float *now = p.grads + x.index * size + value;
+        T *u = p.d_U + x.index * TILE * p.V + value;
+        strip_zero(sum);
+        for (int64_t k = 0; k < p.K; k += TILE) {
+            __syncthreads();
+            tile_load(ty, now + k * p.V, p.V, gdn_most(p.K, k), values);
+            tile_load(tx, p.k + x.at * p.K + k, p.heads * p.K, x.rows, gdn_most(p.K, k));
+            __syncthreads();
+            tile_product<false, false>(sum, tx, ty);
+        }
+        gdn_scale_rows(sum, fade.end);
+        strip_each(sum, [&](int r, int c, float &y) { y += c < values ? cuda_load(u + r * p.V + c) : 0; });
+        strip_to_memory(sum, u, p.V, TILE, values, 1);
+        gdn_scale(sum, -1);
+        strip_to_tile(sum, tu);
+        tile_load(to, p.late + x.index * TILE * p.V + value, p.V, TILE, values);
+        for (int64_t k = 0; k < (chunk ? p.K : 0); k += TILE) {
+            gdn_read(h, now + k * p.V, p.V, gdn_most(p.K, k), values);
+            gdn_scale(h, fade.all);
+            __syncthreads();
+            tile_load(tx, p.q + x.at * p.K + k, p.heads * p.K, x.rows, gdn_most(p.K, k));
+            tile_load(ty, p.W + x.index * TILE * p.K + k, p.K, TILE, gdn_most(p.K, k));
+            __syncthreads();
+            tile_product<true, false>(h, tx, to);
+            tile_product<true, false>(h, ty, tu);
+            strip_to_memory(h, now - size + k * p.V, p.V, gdn_most(p.K, k), values, 1);
+        }
     }
 }
 

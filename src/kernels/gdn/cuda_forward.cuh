@@ -12,11 +12,12 @@
  * chunks are [batch * heads, chunks, 64 tokens, width]. */
 template <typename T> struct gdn_view {
     const T *q, *k, *v, *beta, *g, *d_o;
-    T *W, *U, *d_U;           /* notes: K, V, V wide */
+    T *W, *U, *d_U, *late;    /* notes: K, V, V wide; late = scale e^G d_o, V wide */
     T *inverse, *d_qk, *d_kk; /* notes, 64 wide: N; gradients of q k^T and k k^T */
     float *states, *grads;    /* [batch * heads, chunks, K, V] at chunk starts; of the states at chunk ends */
     float *rows;              /* [batch * heads, chunks, 2 + 3 key blocks, 64] shares of d_beta and d_g */
     float *ends;              /* [batch * heads, chunks, key blocks] shares of the fading of the state */
+    float *gates;             /* [batch * heads, chunks, 2, 64]: e^G and e^{G_end - G} */
     int64_t total, first, length, heads, K, V, chunks;
     float scale;
 };
@@ -107,8 +108,11 @@ static __device__ inline void gdn_invert(float *M, float *room)
                 if (block >= blocks) continue;
                 float sum = 0;
                 if (pass == 0)
-                    for (int k = block * B; k < (block + away) * B; k++) sum += M[row * LD + k] * room[k * LD + column];
+                    for (int from = block * B; from < (block + away) * B; from += B)
+#pragma unroll
+                        for (int k = from; k < from + B; k++) sum += M[row * LD + k] * room[k * LD + column];
                 else
+#pragma unroll
                     for (int k = 0; k < B; k++)
                         sum -= room[row * LD + (block + away) * B + k] * room[((block + away) * B + k) * LD + column];
                 sums[n] = sum;
@@ -140,6 +144,10 @@ template <typename T> __global__ void __launch_bounds__(TILE_THREADS) gdn_prepar
     strip kk;
     strip_zero(kk);
     gdn_gate(s, p, x);
+    if (threadIdx.x < TILE) {
+        p.gates[x.index * 2 * TILE + threadIdx.x] = s->up[threadIdx.x];
+        p.gates[(x.index * 2 + 1) * TILE + threadIdx.x] = s->end[threadIdx.x];
+    }
     for (int64_t key = 0; key < p.K; key += TILE) {
         __syncthreads();
         tile_load(tx, p.k + x.at * p.K + key, p.heads * p.K, x.rows, gdn_most(p.K, key));
@@ -169,94 +177,156 @@ template <typename T> __global__ void __launch_bounds__(TILE_THREADS) gdn_prepar
     }
 }
 
-/* The states, chunk after chunk; U becomes what it is with them. KB blocks of 64 key channels in registers; KB
- * 0: any number, in memory. Grid: batch * heads, blocks of 64 values. Shared: KB (or 1) tiles of W, k and S, U. */
+/* What this thread's two rows need of a chunk's gates. */
+struct gdn_fades {
+    float end[2], all; /* e^{G_end - G} of the rows, e^{G_end} */
+};
+
+template <typename T> static __device__ inline gdn_fades gdn_fades_of(const gdn_view<T> &p, int64_t index)
+{
+    const float *up = p.gates + index * 2 * TILE, *end = up + TILE;
+    int r = 16 * tile_warp() + tile_lane() / 4;
+    gdn_fades f;
+    f.end[0] = end[r], f.end[1] = end[r + 8], f.all = up[TILE - 1];
+    return f;
+}
+
+/* f applied to the rows of a strip. */
+static __device__ inline void gdn_scale_rows(strip &x, const float by[2])
+{
+#pragma unroll
+    for (int n = 0; n < 8; n++)
+#pragma unroll
+        for (int e = 0; e < 4; e++) x.x[n][e] *= by[e / 2];
+}
+
+static __device__ inline void gdn_scale(strip &x, float by)
+{
+    const float both[2] = {by, by};
+    gdn_scale_rows(x, both);
+}
+
+/* 64 x 64 floats between memory and a strip; NULL reads as zeros. */
+static __device__ inline void gdn_read(strip &x, const float *from, int64_t stride, int rows, int columns)
+{
+    strip_each(x, [&](int r, int c, float &y) { y = from && r < rows && c < columns ? from[r * stride + c] : 0; });
+}
+
+/* The states, chunk after chunk, for up to KB * 64 key channels, which stay in registers; U becomes what it is
+ * with them. In bf16 the next chunk loads meanwhile. Grid: batch * heads, blocks of 64 values. Shared: stages of
+ * (W and k: KB tiles each, U), then KB tiles of the state. */
 template <typename T, int KB>
 __global__ void __launch_bounds__(TILE_THREADS) gdn_scan(gdn_view<T> p, const float *in, float *out)
 {
-    const int SIZE = tile_of<T>::SIZE, KT = KB ? KB : 1;
-    CUDA_DYNAMIC_SHARED(char, shared);
-    gdn_gates *s = reinterpret_cast<gdn_gates *>(shared);
-    T *tw = reinterpret_cast<T *>(s + 1), *tk = tw + KT * SIZE, *ts = tk + KT * SIZE, *tu = ts + KT * SIZE;
-    int64_t head = blockIdx.x, value = (int64_t)blockIdx.y * TILE, blocks = (p.K + TILE - 1) / TILE;
+    const int SIZE = tile_of<T>::SIZE, STAGE = (2 * KB + 1) * SIZE;
+    const bool AHEAD = sizeof(T) == 2;
+    CUDA_DYNAMIC_SHARED(T, stage);
+    T *ts = stage + (AHEAD ? 2 : 1) * STAGE;
+    int64_t head = blockIdx.x, value = (int64_t)blockIdx.y * TILE, first = head * p.chunks;
     int values = gdn_most(p.V, value);
-    strip state[KT];
-    auto place = [&](float *m, int64_t n, int64_t key) { return m + (n * p.K + key) * p.V + value; };
-    auto read = [&](strip &y, const float *m, int columns) {
-        strip_each(y, [&](int r, int c, float &v) { v = m && r < columns && c < values ? m[r * p.V + c] : 0; });
-    };
-    const float *before = in ? place(const_cast<float *>(in), head, 0) : nullptr;
+    strip state[KB];
 #pragma unroll
     for (int k = 0; k < KB; k++)
-        read(state[k], before ? before + k * TILE * p.V : nullptr, gdn_most(p.K, k * TILE));
-    for (int64_t chunk = 0; chunk < p.chunks; chunk++) {
+        gdn_read(state[k], in ? in + (head * p.K + k * TILE) * p.V + value : nullptr, p.V, gdn_most(p.K, k * TILE), values);
+    auto load = [&](int64_t chunk, int at) {
         gdn_place x = gdn_at(p, head, chunk);
-        float *now = place(p.states, x.index, 0), *next = chunk + 1 < p.chunks ? place(p.states, x.index + 1, 0)
-                                                        : out          ? place(out, head, 0)
-                                                                       : nullptr;
-        gdn_gate(s, p, x);
-        strip sum;
-        strip_zero(sum);
+        T *tw = stage + at * STAGE, *tk = tw + KB * SIZE;
 #pragma unroll
         for (int k = 0; k < KB; k++) {
             int keys = gdn_most(p.K, k * TILE);
             tile_load_async(tw + k * SIZE, p.W + x.index * TILE * p.K + k * TILE, p.K, TILE, keys);
             tile_load_async(tk + k * SIZE, p.k + x.at * p.K + k * TILE, p.heads * p.K, x.rows, keys);
-            strip_to_tile(state[k], ts + k * SIZE);
-            strip_to_memory(state[k], now + k * TILE * p.V, p.V, keys, values, 1);
         }
+        tile_load_async(tk + KB * SIZE, p.U + x.index * TILE * p.V + value, p.V, TILE, values);
         copy_async_commit();
-        T *u = p.U + x.index * TILE * p.V + value;
-        tile_load(tu, u, p.V, TILE, values);
-        copy_async_wait<0>();
-        __syncthreads();
-#pragma unroll
-        for (int k = 0; k < KB; k++) tile_product<false, false>(sum, tw + k * SIZE, ts + k * SIZE);
-        if (KB == 0)
-            for (int64_t k = 0; k < blocks; k++) {
-                int keys = gdn_most(p.K, k * TILE);
-                strip h;
-                read(h, chunk ? now + k * TILE * p.V : before ? before + k * TILE * p.V : nullptr, keys);
-                strip_to_memory(h, now + k * TILE * p.V, p.V, keys, values, 1);
-                strip_to_tile(h, ts);
-                tile_load(tw, p.W + x.index * TILE * p.K + k * TILE, p.K, TILE, keys);
-                __syncthreads();
-                tile_product<false, false>(sum, tw, ts);
-                __syncthreads();
-            }
-        strip_each(sum, [&](int r, int c, float &y) { y = cuda_load(tu + r * tile_of<T>::LD + c) - y; });
-        strip_to_memory(sum, u, p.V, TILE, values, 1);
-        strip_each(sum, [&](int r, int, float &y) { y *= s->end[r]; });
-        strip_to_tile(sum, tu); /* every thread its own elements */
-        __syncthreads();
-        float fade = s->up[TILE - 1];
+    };
+    if (p.chunks > 0) load(0, 0);
+    for (int64_t chunk = 0; chunk < p.chunks; chunk++) {
+        int64_t index = first + chunk;
+        int at = AHEAD ? (int)(chunk & 1) : 0;
+        T *tw = stage + at * STAGE, *tk = tw + KB * SIZE, *tu = tk + KB * SIZE;
+        gdn_fades fade = gdn_fades_of(p, index);
+        if (AHEAD && chunk + 1 < p.chunks) load(chunk + 1, at ^ 1);
 #pragma unroll
         for (int k = 0; k < KB; k++) {
-            strip_each(state[k], [&](int, int, float &y) { y *= fade; });
+            strip_to_tile(state[k], ts + k * SIZE);
+            strip_to_memory(state[k], p.states + (index * p.K + k * TILE) * p.V + value, p.V, gdn_most(p.K, k * TILE),
+                            values, 1);
+        }
+        if (AHEAD && chunk + 1 < p.chunks)
+            copy_async_wait<1>();
+        else
+            copy_async_wait<0>();
+        __syncthreads();
+        strip sum;
+        strip_zero(sum);
+#pragma unroll
+        for (int k = 0; k < KB; k++) tile_product<false, false>(sum, tw + k * SIZE, ts + k * SIZE);
+        strip_each(sum, [&](int r, int c, float &y) { y = cuda_load(tu + r * tile_of<T>::LD + c) - y; });
+        strip_to_memory(sum, p.U + index * TILE * p.V + value, p.V, TILE, values, 1);
+        gdn_scale_rows(sum, fade.end);
+        strip_to_tile(sum, tu); /* every thread its own elements */
+        __syncthreads();
+#pragma unroll
+        for (int k = 0; k < KB; k++) {
+            gdn_scale(state[k], fade.all);
             tile_product<true, false>(state[k], tk + k * SIZE, tu);
         }
-        if (KB == 0)
-            for (int64_t k = 0; k < (next ? blocks : 0); k++) {
-                int keys = gdn_most(p.K, k * TILE);
-                strip h;
-                read(h, now + k * TILE * p.V, keys);
-                strip_each(h, [&](int, int, float &y) { y *= fade; });
-                __syncthreads();
-                tile_load(tk, p.k + x.at * p.K + k * TILE, p.heads * p.K, x.rows, keys);
-                __syncthreads();
-                tile_product<true, false>(h, tk, tu);
-                strip_to_memory(h, next + k * TILE * p.V, p.V, keys, values, 1);
-            }
+        __syncthreads();
+        if (!AHEAD && chunk + 1 < p.chunks) load(chunk + 1, 0);
     }
 #pragma unroll
     for (int k = 0; k < KB; k++)
-        if (out) strip_to_memory(state[k], place(out, head, k * TILE), p.V, gdn_most(p.K, k * TILE), values, 1);
-    if (KB == 0 && p.chunks == 0 && out)
-        for (int64_t k = 0; k < blocks; k++) {
-            strip h;
-            read(h, before ? before + k * TILE * p.V : nullptr, gdn_most(p.K, k * TILE));
-            strip_to_memory(h, place(out, head, k * TILE), p.V, gdn_most(p.K, k * TILE), values, 1);
+        if (out)
+            strip_to_memory(state[k], out + (head * p.K + k * TILE) * p.V + value, p.V, gdn_most(p.K, k * TILE), values, 1);
+}
+
+/* The same for any number of key channels, the state in memory. Shared: tiles of W or k, the state, U. */
+template <typename T>
+__global__ void __launch_bounds__(TILE_THREADS) gdn_scan_wide(gdn_view<T> p, const float *in, float *out)
+{
+    const int SIZE = tile_of<T>::SIZE;
+    CUDA_DYNAMIC_SHARED(T, tx);
+    T *ts = tx + SIZE, *tu = ts + SIZE;
+    int64_t head = blockIdx.x, value = (int64_t)blockIdx.y * TILE, size = p.K * p.V;
+    int values = gdn_most(p.V, value);
+    strip h, sum;
+    auto copy = [&](const float *from, float *to) {
+        for (int64_t k = 0; k < p.K; k += TILE) {
+            gdn_read(h, from ? from + head * size + k * p.V + value : nullptr, p.V, gdn_most(p.K, k), values);
+            strip_to_memory(h, to + k * p.V + value, p.V, gdn_most(p.K, k), values, 1);
         }
+    };
+    if (p.chunks > 0) copy(in, p.states + head * p.chunks * size);
+    if (p.chunks == 0 && out) copy(in, out + head * size);
+    for (int64_t chunk = 0; chunk < p.chunks; chunk++) {
+        gdn_place x = gdn_at(p, head, chunk);
+        gdn_fades fade = gdn_fades_of(p, x.index);
+        float *now = p.states + x.index * size + value;
+        float *next = chunk + 1 < p.chunks ? now + size : out ? out + head * size + value : nullptr;
+        T *u = p.U + x.index * TILE * p.V + value;
+        strip_zero(sum);
+        for (int64_t k = 0; k < p.K; k += TILE) {
+            __syncthreads();
+            tile_load(ts, now + k * p.V, p.V, gdn_most(p.K, k), values);
+            tile_load(tx, p.W + x.index * TILE * p.K + k, p.K, TILE, gdn_most(p.K, k));
+            __syncthreads();
+            tile_product<false, false>(sum, tx, ts);
+        }
+        strip_each(sum, [&](int r, int c, float &y) { y = (c < values ? cuda_load(u + r * p.V + c) : 0) - y; });
+        strip_to_memory(sum, u, p.V, TILE, values, 1);
+        gdn_scale_rows(sum, fade.end);
+        strip_to_tile(sum, tu);
+        for (int64_t k = 0; k < (next ? p.K : 0); k += TILE) {
+            gdn_read(h, now + k * p.V, p.V, gdn_most(p.K, k), values);
+            gdn_scale(h, fade.all);
+            __syncthreads();
+            tile_load(tx, p.k + x.at * p.K + k, p.heads * p.K, x.rows, gdn_most(p.K, k));
+            __syncthreads();
+            tile_product<true, false>(h, tx, tu);
+            strip_to_memory(h, next + k * p.V, p.V, gdn_most(p.K, k), values, 1);
+        }
+    }
 }
 
 /* o. Grid: chunks of all heads, blocks of 64 values. */

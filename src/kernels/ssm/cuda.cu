@@ -3,7 +3,7 @@
 #include "kernels/ssm/ssm.h"
 
 struct ssm_room { /* bytes */
-    size_t table, sums, skip, outputs;
+    size_t table, sums, skip, steps, outputs;
 };
 
 enum { SSM_AT_ONCE = SSM_WARPS * SSM_MOST }; /* modes of one launch */
@@ -15,6 +15,7 @@ static ssm_room ssm_bytes(const ssm_args *a)
     r.table = kernel_round64(SSM_COEFFICIENTS * per_mode);
     r.sums = kernel_round64((size_t)a->batch * SSM_SUMS * 2 * per_mode);
     r.skip = kernel_round64((size_t)(a->batch * a->channels) * sizeof(float));
+    r.steps = kernel_round64((size_t)(a->channels * a->modes) * sizeof(double));
     r.outputs =
         a->modes > SSM_AT_ONCE ? kernel_round64((size_t)(a->batch * a->length * a->channels) * sizeof(float)) : 0;
     return r;
@@ -25,7 +26,7 @@ static void ssm_sizes(const ssm_args *a, kernel_sizes *sizes)
     ssm_room r = ssm_bytes(a);
     *sizes = kernel_sizes();
     sizes->state = kernel_round64((size_t)(a->batch * a->channels * a->modes * 2) * sizeof(float));
-    sizes->scratch = r.table + r.sums + r.skip + r.outputs;
+    sizes->scratch = r.table + r.sums + r.skip + r.steps + r.outputs;
 }
 
 template <typename T> static ssm_view<T> ssm_begin(const kernel_run *run, const ssm_args *a)
@@ -56,7 +57,6 @@ template <typename T, bool REVERSE> static auto ssm_scan_for(int modes) -> void 
     return each <= 1   ? ssm_scan<T, 1, REVERSE>
            : each <= 2 ? ssm_scan<T, 2, REVERSE>
            : each <= 4 ? ssm_scan<T, 4, REVERSE>
-           : each <= 8 ? ssm_scan<T, 8, REVERSE>
                        : ssm_scan<T, SSM_MOST, REVERSE>;
 }
 
@@ -64,7 +64,8 @@ template <typename T, bool REVERSE> static auto ssm_scan_for(int modes) -> void 
 template <typename T, bool REVERSE>
 static void run_scans(const kernel_run *run, const ssm_args *a, ssm_view<T> p, T *to)
 {
-    float *outputs = (float *)((char *)p.d_skip + ssm_bytes(a).skip);
+    ssm_room r = ssm_bytes(a);
+    float *outputs = (float *)((char *)p.d_skip + r.skip + r.steps);
     for (int64_t first = 0; first < a->modes; first += SSM_AT_ONCE) {
         p.first_mode = (int)first;
         p.modes = (int)kernel_min(SSM_AT_ONCE, a->modes - first);
@@ -85,7 +86,7 @@ template <typename T> static void ssm_forward(const kernel_run *run, const ssm_a
 template <typename T, bool STATE> static auto ssm_sensitivities_for(int modes) -> void (*)(ssm_view<T>)
 {
     int each = (int)kernel_blocks(modes, SSM_WARPS);
-    return each <= 1 ? ssm_sensitivities<T, 1, STATE> : each <= 2 ? ssm_sensitivities<T, 2, STATE> : ssm_sensitivities<T, 4, STATE>;
+    return each <= 1 ? ssm_sensitivities<T, 1, STATE> : ssm_sensitivities<T, 2, STATE>;
 }
 
 template <typename T> static void ssm_backward(const kernel_run *run, const ssm_args *a)
@@ -94,17 +95,21 @@ template <typename T> static void ssm_backward(const kernel_run *run, const ssm_
     ssm_view<T> p = ssm_begin<T>(run, a);
     run_scans<T, true>(run, a, p, (T *)a->d_u);
     p.state_in = (const float *)a->state_in;
-    const int64_t at_once = SSM_WARPS * 4;
+    const int64_t at_once = SSM_WARPS * 2;
     for (int64_t first = 0; first < a->modes; first += at_once) {
         p.first_mode = (int)first;
         p.modes = (int)kernel_min(at_once, a->modes - first);
         auto kernel = a->state_in ? ssm_sensitivities_for<T, true>(p.modes) : ssm_sensitivities_for<T, false>(p.modes);
         cuda_launch(kernel, ssm_grid(a), dim3(SSM_THREADS), 0, (cudaStream_t)run->stream, p);
     }
-    cuda_launch(ssm_parameters, dim3(ssm_grid(a).x), dim3(SSM_THREADS), 0, (cudaStream_t)run->stream,
-                (const float *)p.sums, (const float *)p.d_skip, (const float *)a->log_step, (const float *)a->c_re,
-                (const float *)a->c_im, (float *)a->d_log_step, (float *)a->d_c_re, (float *)a->d_c_im, (float *)a->d_d,
-                a->batch, a->channels, a->modes, (int)(a->state_in != nullptr));
+    double *steps = (double *)((char *)p.d_skip + ssm_bytes(a).skip);
+    cuda_launch(ssm_mode_gradients, dim3(ssm_grid(a).x, (unsigned)a->modes), dim3(SSM_THREADS), 0,
+                (cudaStream_t)run->stream, (const float *)p.sums, (const float *)a->log_step, (const float *)a->c_re,
+                (const float *)a->c_im, (float *)a->d_c_re, (float *)a->d_c_im, steps, a->batch, a->channels, a->modes,
+                (int)(a->state_in != nullptr));
+    cuda_launch(ssm_channel_gradients, dim3((unsigned)kernel_blocks(a->channels, 64)), dim3(64), 0,
+                (cudaStream_t)run->stream, (const double *)steps, (const float *)p.d_skip, (float *)a->d_log_step,
+                (float *)a->d_d, a->batch, a->channels, a->modes);
 }
 
 #define SSM_ENTRIES(type, T)                                                                                 \

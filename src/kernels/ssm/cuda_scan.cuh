@@ -1,5 +1,5 @@
 /* Diagonal state space on CUDA. A block takes 32 neighbouring channels of one sequence, its warps share the
- * modes; each thread scans up to MOST modes of one channel in registers, 32 tokens at a time, and the warps'
+ * modes; each thread scans up to MOST modes of one channel in registers, 16 tokens at a time, and the warps'
  * shares of the outputs are added in shared memory. With x = h / b the recurrence is x_t = a x_{t-1} + u_t and
  * y_t = Re(sum R x_t), R = 2 C b.
  *
@@ -10,7 +10,7 @@
 #include "kernels/cuda.h"
 #include "kernels/kernel.h"
 
-enum { SSM_CHANNELS = 32, SSM_WARPS = 8, SSM_THREADS = 256, SSM_TOKENS = 32, SSM_MOST = 16 };
+enum { SSM_CHANNELS = 32, SSM_WARPS = 16, SSM_THREADS = 512, SSM_TOKENS = 16, SSM_MOST = 8 };
 enum { SSM_A_RE, SSM_A_IM, SSM_R_RE, SSM_R_IM, SSM_B_RE, SSM_B_IM, SSM_COEFFICIENTS }; /* rows [modes, channels] */
 enum { SSM_R, SSM_S, SSM_P, SSM_Q, SSM_SUMS };                                         /* complex sums over tokens */
 
@@ -78,7 +78,7 @@ static __device__ inline void ssm_enter(const ssm_view<T> &p, int64_t b, int n, 
     re = (h_re * b_re + h_im * b_im) / size, im = (h_im * b_re - h_re * b_im) / size;
 }
 
-/* 32 tokens of 32 channels to shared memory, zero beyond the sequence. */
+/* 16 tokens of 32 channels to shared memory, zero beyond the sequence. */
 template <typename T>
 static __device__ inline void ssm_load(float tile[SSM_TOKENS][SSM_CHANNELS], const ssm_view<T> &p, const T *from,
                                        int64_t b, int64_t t0, int64_t c)
@@ -147,15 +147,16 @@ __global__ void __launch_bounds__(SSM_THREADS) ssm_scan(ssm_view<T> p, T *to)
         __syncthreads();
         ssm_store(part, in, p, to, b, t0, c);
     }
-    if (REVERSE || !p.state_out || c >= p.channels) return;
+    if constexpr (!REVERSE) {
 #pragma unroll
-    for (int i = 0; i < MOST; i++) {
-        int n = warp * MOST + i;
-        if (n >= p.modes) continue;
-        float b_re = ssm_coefficient(p, SSM_B_RE, n, c), b_im = ssm_coefficient(p, SSM_B_IM, n, c);
-        float *h = p.state_out + (b * p.all_modes + p.first_mode + n) * 2 * p.channels + c;
-        h[0] = x_re[i] * b_re - x_im[i] * b_im;
-        h[p.channels] = x_re[i] * b_im + x_im[i] * b_re;
+        for (int i = 0; i < MOST; i++) {
+            int n = warp * MOST + i;
+            if (n >= p.modes || !p.state_out || c >= p.channels) continue;
+            float b_re = ssm_coefficient(p, SSM_B_RE, n, c), b_im = ssm_coefficient(p, SSM_B_IM, n, c);
+            float *h = p.state_out + (b * p.all_modes + p.first_mode + n) * 2 * p.channels + c;
+            h[0] = x_re[i] * b_re - x_im[i] * b_im;
+            h[p.channels] = x_re[i] * b_im + x_im[i] * b_re;
+        }
     }
 }
 
@@ -223,41 +224,53 @@ __global__ void __launch_bounds__(SSM_THREADS) ssm_sensitivities(ssm_view<T> p)
     if (warp == 0 && p.first_mode == 0) p.d_skip[b * p.channels + c] = d_skip;
 }
 
-/* Parameter gradients of 32 channels: sums over the batch in order, in double. h = b r + p, dh/da = b s + q, dh/db =
- * r. Grid: blocks of channels; each warp takes modes in turn. */
+/* Parameter gradients of one mode of 32 channels: sums over the batch in a fixed order, in double. h = b r + p, dh/da
+ * = b s + q, dh/db = r. steps [modes, channels] takes each mode's share of d_log_step. Grid: blocks of channels, modes. */
 static __global__ void __launch_bounds__(SSM_THREADS)
-    ssm_parameters(const float *sums, const float *d_skip, const float *log_step, const float *c_re, const float *c_im,
-                   float *d_log_step, float *d_c_re, float *d_c_im, float *d_d, int64_t batch, int64_t channels,
-                   int64_t modes, int state)
+    ssm_mode_gradients(const float *sums, const float *log_step, const float *c_re, const float *c_im, float *d_c_re,
+                       float *d_c_im, double *steps, int64_t batch, int64_t channels, int64_t modes, int state)
 {
     __shared__ double room[SSM_WARPS][SSM_CHANNELS];
     int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
-    int64_t c = (int64_t)blockIdx.x * SSM_CHANNELS + lane;
-    double step = 0;
-    for (int64_t n = warp; n < modes && c < channels; n += SSM_WARPS) {
-        double z[SSM_SUMS][2] = {};
-        for (int64_t b = 0; b < batch; b++)
-            for (int k = 0; k < (state ? SSM_SUMS : 2); k++)
-                for (int half = 0; half < 2; half++)
-                    z[k][half] += sums[(((b * modes + n) * SSM_SUMS + k) * 2 + half) * channels + c];
-        ssm_zoh m = ssm_hold(log_step[c], n);
-        int64_t e = c * modes + n;
-        double re = 2 * (double)c_re[e], im = 2 * (double)c_im[e], *r = z[SSM_R], *s = z[SSM_S];
-        double h_re = m.b_re * r[0] - m.b_im * r[1] + z[SSM_P][0], h_im = m.b_re * r[1] + m.b_im * r[0] + z[SSM_P][1];
-        double g_re = m.b_re * s[0] - m.b_im * s[1] + z[SSM_Q][0], g_im = m.b_re * s[1] + m.b_im * s[0] + z[SSM_Q][1];
-        d_c_re[e] += (float)(2 * h_re);
-        d_c_im[e] -= (float)(2 * h_im);
-        /* gradients as d re + i d im: the conjugate of 2 C times the sum */
-        step += (re * g_re - im * g_im) * m.da_re - (re * g_im + im * g_re) * m.da_im;
-        step += (re * r[0] - im * r[1]) * m.db_re - (re * r[1] + im * r[0]) * m.db_im;
+    int64_t c = (int64_t)blockIdx.x * SSM_CHANNELS + lane, n = blockIdx.y;
+    double z[SSM_SUMS][2] = {};
+#pragma unroll
+    for (int i = 0; i < 2 * SSM_SUMS; i++) {
+        if (i >= 4 && !state) continue;
+        double mine = 0;
+        for (int64_t b = warp; b < batch && c < channels; b += SSM_WARPS)
+            mine += sums[((b * modes + n) * 2 * SSM_SUMS + i) * channels + c];
+        __syncthreads();
+        room[warp][lane] = mine;
+        __syncthreads();
+        if (warp == 0)
+            for (int w = 0; w < SSM_WARPS; w++) z[i / 2][i % 2] += room[w][lane];
     }
-    room[warp][lane] = step;
-    __syncthreads();
     if (warp || c >= channels) return;
-    for (int w = 1; w < SSM_WARPS; w++) step += room[w][lane];
-    d_log_step[c] += (float)step;
-    double skip = 0;
+    ssm_zoh m = ssm_hold(log_step[c], n);
+    int64_t e = c * modes + n;
+    double re = 2 * (double)c_re[e], im = 2 * (double)c_im[e], *r = z[SSM_R], *s = z[SSM_S];
+    double h_re = m.b_re * r[0] - m.b_im * r[1] + z[SSM_P][0], h_im = m.b_re * r[1] + m.b_im * r[0] + z[SSM_P][1];
+    double g_re = m.b_re * s[0] - m.b_im * s[1] + z[SSM_Q][0], g_im = m.b_re * s[1] + m.b_im * s[0] + z[SSM_Q][1];
+    d_c_re[e] += (float)(2 * h_re);
+    d_c_im[e] -= (float)(2 * h_im);
+    /* gradients as d re + i d im: the conjugate of 2 C times the sum */
+    steps[n * channels + c] = (re * g_re - im * g_im) * m.da_re - (re * g_im + im * g_re) * m.da_im +
+                              (re * r[0] - im * r[1]) * m.db_re - (re * r[1] + im * r[0]) * m.db_im;
+}
+
+/* d_log_step and d_d; one thread per channel. */
+static __global__ void ssm_channel_gradients(const double *steps, const float *d_skip, float *d_log_step, float *d_d,
+                                             int64_t batch, int64_t channels, int64_t modes)
+{
+    int64_t c = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (c >= channels) return;
+    double step = 0, skip = 0;
+#pragma unroll 8
+    for (int64_t n = 0; n < modes; n++) step += steps[n * channels + c];
+#pragma unroll 8
     for (int64_t b = 0; b < batch; b++) skip += d_skip[b * channels + c];
+    d_log_step[c] += (float)step;
     d_d[c] += (float)skip;
 }
 
