@@ -1,13 +1,13 @@
 """The operators registered with PyTorch: blurry::attention, blurry::attention_backward, blurry::attention_cached and
 blurry::attention_states. They work on the memory of the tensors, on CUDA in order with the current stream.
 
-The schemas are the same for every version of PyTorch. Where torch.library can register an operator's gradient (2.4 and
-later) it does, and torch.compile keeps the operators in its graph; before that an autograd.Function stands in.
+Schemas and kernels are the same for every version of PyTorch; so is the gradient, an autograd.Function behind the
+dispatcher's Autograd key. torch.compile (from 2.4 on) keeps the operators in its graph.
 """
 from __future__ import annotations
 
 import contextlib
-from typing import Any, List, Optional, Tuple
+from typing import Any, Callable, List, Optional, Tuple
 
 import torch
 from torch import Tensor
@@ -307,28 +307,40 @@ def _backward(ctx: Any, d_o: Optional[Tensor], d_k_state: Optional[Tensor], d_v_
     return (d_q, d_k, d_v, d_period if with_period else None) + states + rest
 
 
-def _no_second(ctx: Any, *gradients: Any) -> Any:
-    raise RuntimeError("blurry::attention_backward is not differentiable: blurry attention has first derivatives only")
+def _below_autograd(operator: Any, inputs: Tuple[Any, ...]) -> Any:
+    guard = torch._C._AutoDispatchBelowAutograd()  # in 1.13 no context manager: it ends with the object
+    try:
+        return operator(*inputs)
+    finally:
+        del guard
 
 
-class _Differentiable(torch.autograd.Function):
-    """The gradient for versions of PyTorch that cannot register one."""
-
+class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> Any:
-        guard = torch._C._AutoDispatchBelowAutograd()
-        try:
-            output = torch.ops.blurry.attention(*inputs)
-        finally:
-            del guard
+        output = _below_autograd(torch.ops.blurry.attention, inputs)
         _setup(ctx, inputs, output)
         ctx.mark_non_differentiable(output[3])
         return output
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *gradients: Any) -> Any:
         return _backward(ctx, *gradients)
+
+
+class _AttentionBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> Any:
+        return _below_autograd(torch.ops.blurry.attention_backward, inputs)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        raise RuntimeError("blurry::attention_backward is not differentiable: blurry attention has first derivatives only")
+
+
+def _with_gradient(function: Any, operator: Any) -> Callable[..., Any]:
+    """The kernel behind the Autograd key: through the function, or past it where no gradient is wanted."""
+    return lambda *inputs: function.apply(*inputs) if torch.is_grad_enabled() else _below_autograd(operator, inputs)
 
 
 def _register() -> torch.library.Library:
@@ -337,21 +349,17 @@ def _register() -> torch.library.Library:
                "attention_backward": (_attention_backward, _attention_backward_fake),
                "attention_states": (_attention_states, _attention_states_fake),
                "attention_cached": (_attention_cached, _attention_cached_fake)}
-    modern = hasattr(torch.library, "register_autograd") and hasattr(torch.library, "register_fake")
     for schema in _SCHEMAS:
         library.define(schema)
     for name, (kernel, fake) in kernels.items():
         library.impl(name, kernel, "CPU")
         library.impl(name, kernel, "CUDA")
-        if modern:
+        if hasattr(torch.library, "register_fake"):
             torch.library.register_fake(f"blurry::{name}", fake, lib=library)
         else:
             library.impl(name, fake, "Meta")
-    if modern:
-        torch.library.register_autograd("blurry::attention", _backward, setup_context=_setup, lib=library)
-        torch.library.register_autograd("blurry::attention_backward", _no_second, lib=library)
-    else:
-        library.impl("attention", lambda *inputs: _Differentiable.apply(*inputs), "Autograd")
+    library.impl("attention", _with_gradient(_Attention, torch.ops.blurry.attention), "Autograd")
+    library.impl("attention_backward", _with_gradient(_AttentionBackward, torch.ops.blurry.attention_backward), "Autograd")
     return library
 
 
