@@ -113,14 +113,6 @@ template <int N> static __device__ inline void copy_async_wait(void)
     asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
 }
 
-/* 2^x to two units in the last place, 0 where that is below the normal numbers. */
-static __device__ inline float exp2_fast(float x)
-{
-    float r;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
-    return r;
-}
-
 /* Barrier among `threads` threads (whole warps) of a block; id 1 .. 15. */
 static __device__ inline void barrier_named(int id, int threads)
 {
