@@ -90,6 +90,7 @@ static blurry_status set_up(coordinator *c)
     STATUS_TRY(choose_jobs(c));
     STATUS_TRY(allocate(c));
     c->plan.folder = c->folder;
+    c->plan.cuda = c->shared;
     STATUS_TRY(open_database(c));
     return file_make_folders(c->folder);
 }

@@ -6,6 +6,7 @@
 #include <errno.h>
 #include <math.h>
 #include <poll.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -190,6 +191,8 @@ static blurry_status out_of_memory(coordinator *c, int64_t entry, run_result *re
     return give_back(c, entry, result->reason, 0);
 }
 
+static blurry_status slot_gone(coordinator *c, slot_view *s);
+
 static blurry_status take_result(coordinator *c, slot_view *s, const json_t *message)
 {
     run_result result;
@@ -197,6 +200,12 @@ static blurry_status take_result(coordinator *c, slot_view *s, const json_t *mes
     int busy = coordinator_busy(c);
     if (entry == IDLE) return BLURRY_OK;
     STATUS_TRY(run_result_from_json(&result, message));
+    if (result.outcome == RUN_NO_DEVICE) { /* as if it had died: a new process gets a new device */
+        run_result_free(&result);
+        if (s->process < 0) return slot_gone(c, s);
+        kill(c->processes[s->process].pid, SIGKILL);
+        return BLURRY_OK;
+    }
     s->entry = IDLE;
     blurry_status status;
     if (result.outcome == RUN_CANCELLED)
@@ -233,6 +242,8 @@ static blurry_status take_message(coordinator *c, slot_view *s, const json_t *me
         }
         text = json_string_value(json_object_get(message, "host"));
         snprintf(s->host, sizeof s->host, "%s", text ? text : "");
+        text = json_string_value(json_object_get(message, "error"));
+        if (text) return status_fail(BLURRY_E_DEVICE, "%s: %s", s->host, text);
         s->ready = true;
         if (s->process >= 0) c->processes[s->process].failures = 0;
     } else if (!s->ready) {

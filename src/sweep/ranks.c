@@ -84,6 +84,7 @@ blurry_status blurry_sweep_serve(const blurry_sweep_options *options)
                  options->folder ? "" : ".runs") < 0)
         return status_fail(BLURRY_E_MEMORY, "a path: out of memory");
     plan.folder = folder;
+    plan.cuda = cuda;
     memcpy(plan.address, letter.address, sizeof plan.address);
     memcpy(plan.token, letter.token, sizeof plan.token);
     blurry_status status = file_make_folders(folder);

@@ -9,7 +9,8 @@
 
 const char *run_outcome_name(run_outcome outcome)
 {
-    static const char *const names[] = {"done", "diverged", "failed", "cancelled", "no memory", "no disk"};
+    static const char *const names[] = {"done",      "diverged", "failed",   "cancelled",
+                                        "no memory", "no disk",  "no device"};
     return names[outcome];
 }
 
@@ -131,7 +132,7 @@ blurry_status run_result_from_json(run_result *r, const json_t *object)
     memset(r, 0, sizeof *r);
     int64_t outcome = integer(object, "outcome");
     const json_t *evals = json_object_get(object, "evals");
-    if (outcome < RUN_DONE || outcome > RUN_NO_DISK || !json_is_array(evals))
+    if (outcome < RUN_DONE || outcome > RUN_NO_DEVICE || !json_is_array(evals))
         return status_fail(BLURRY_E_FORMAT, "a worker's result is not understood");
     r->outcome = (run_outcome)outcome;
     text(object, "reason", r->reason, sizeof r->reason);

@@ -13,7 +13,8 @@ typedef enum run_outcome {
     RUN_FAILED,    /* anything else that will happen again */
     RUN_CANCELLED, /* stopped on request; it can be continued */
     RUN_NO_MEMORY, /* perhaps with fewer runs at once */
-    RUN_NO_DISK    /* files cannot be written: no run can go on */
+    RUN_NO_DISK,   /* files cannot be written: no run can go on */
+    RUN_NO_DEVICE  /* the accelerator failed: this process can do no more */
 } run_outcome;
 
 typedef struct run_result {

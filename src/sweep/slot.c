@@ -1,6 +1,7 @@
 /* Training one run after another on request: see slot.h. */
 #include "sweep/slot.h"
 #include "base/file.h"
+#include "blurry/device.h"
 #include "blurry/train.h"
 #include "sweep/result.h"
 
@@ -108,6 +109,8 @@ static run_outcome outcome_of(blurry_status status)
         return RUN_NO_MEMORY;
     case BLURRY_E_IO:
         return RUN_NO_DISK;
+    case BLURRY_E_DEVICE:
+        return RUN_NO_DEVICE;
     default:
         return RUN_FAILED;
     }
@@ -187,14 +190,23 @@ static void handle(slot *s, const json_t *message)
         slot_remove_folder(s->run_folder);
 }
 
-void slot_serve(int fd, const char *folder, const char *token)
+/* Whether the machine can do what will be asked of it is said at once, not by run after run that fails. */
+static json_t *hello(const slot *s, const char *token, bool cuda)
+{
+    json_t *message = json_pack("{s:s,s:s,s:I,s:s}", "type", "hello", "host", s->host, "pid",
+                                (json_int_t)getpid(), "token", token);
+    if (message && cuda && blurry_device_check(BLURRY_DEVICE_CUDA) != BLURRY_OK)
+        json_object_set_new(message, "error", json_string(blurry_last_error()));
+    return message;
+}
+
+void slot_serve(int fd, const char *folder, const char *token, bool cuda)
 {
     slot s = {.folder = folder};
     json_t *message;
     channel_open(&s.channel, fd);
     gethostname(s.host, sizeof s.host - 1);
-    channel_send(&s.channel, json_pack("{s:s,s:s,s:I,s:s}", "type", "hello", "host", s.host, "pid",
-                                       (json_int_t)getpid(), "token", token));
+    channel_send(&s.channel, hello(&s, token, cuda));
     while (channel_receive(&s.channel, true, &message) == CHANNEL_MESSAGE) {
         handle(&s, message);
         json_decref(message);

@@ -6,12 +6,13 @@
 #include "sweep/channel.h"
 
 /* Messages. To the slot: {type: run, key, config, device, threads}, {type: stop}, {type: recorded, keep}.
- * From it: {type: hello, host, pid, token}, {type: progress, step, steps, accuracy, best}, {type: result,
+ * From it: {type: hello, host, pid, token, error}, {type: progress, step, steps, accuracy, best}, {type:
+ * result,
  * ...}. */
 
 /* Serves until the other side closes the channel. `folder` holds the runs' folders; `token` shows that this
- * slot belongs here. */
-void slot_serve(int fd, const char *folder, const char *token);
+ * slot belongs here. With `cuda` the device is tried first; what is missing goes into the hello. */
+void slot_serve(int fd, const char *folder, const char *token, bool cuda);
 
 /* The folder of a run: the first digits of its key. Free it. */
 char *slot_folder(const char *folder, const char *key);

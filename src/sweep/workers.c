@@ -26,7 +26,7 @@ static void *slot_main(void *argument)
 {
     slot_start *start = argument;
     int fd = start->fd >= 0 ? start->fd : remote_connect(start->plan->address);
-    if (fd >= 0) slot_serve(fd, start->plan->folder, start->plan->token);
+    if (fd >= 0) slot_serve(fd, start->plan->folder, start->plan->token, start->plan->cuda);
     start->fd = fd;
     return NULL;
 }

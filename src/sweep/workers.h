@@ -12,6 +12,7 @@ enum { WORKER_SLOTS_MAX = 256, WORKER_TOKEN = 65 };
  */
 typedef struct worker_plan {
     const char *folder; /* of the runs' folders */
+    bool cuda;          /* runs need a GPU */
     char token[WORKER_TOKEN];
     char address[512]; /* of the coordinator, see remote.h; "": this process */
 } worker_plan;
