@@ -8,8 +8,6 @@ extern "C" {
 #endif
 
 const device_ops *device_cuda_table(blurry_dtype dtype);
-/* The first operation without a kernel, or NULL. */
-const char *device_cuda_missing(const device_ops *ops);
 
 #ifdef __cplusplus
 }

@@ -10,7 +10,6 @@ extern "C" {
 }
 
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 /* Transfers pass through a ring of pinned slots; a slot is used again when its event has passed. */
@@ -283,9 +282,6 @@ blurry_status device_cuda_open(device *dev, const device_options *options)
                            "reference is 1: the reference runs on the cpu, use device=cpu");
     STATUS_TRY(check_gpu());
     dev->ops = device_cuda_table(options->dtype);
-    const char *missing = device_cuda_missing(dev->ops);
-    if (missing && !getenv("BLURRY_CUDA_PARTIAL"))
-        return status_fail(BLURRY_E_UNSUPPORTED, "device is cuda: this build has no kernel for %s", missing);
     STATUS_TRY(memory_alloc(&memory, 1, sizeof(struct cuda_own), "CUDA device"));
     dev->own = memory;
     dev->element = options->dtype == BLURRY_BF16 ? 2 : sizeof(float);

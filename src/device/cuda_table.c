@@ -2,11 +2,11 @@
 #include "device/cuda.h"
 
 #define OP(name, args, contract)                                                                             \
-    void name##_cuda_f32(const kernel_run *run, const args *a) __attribute__((weak));                        \
-    void name##_cuda_bf16(const kernel_run *run, const args *a) __attribute__((weak));
+    void name##_cuda_f32(const kernel_run *run, const args *a);                                              \
+    void name##_cuda_bf16(const kernel_run *run, const args *a);
 #define SIZES(name, args)                                                                                    \
-    void name##_cuda_f32(const kernel_run *run, const args *a, kernel_sizes *sizes) __attribute__((weak));   \
-    void name##_cuda_bf16(const kernel_run *run, const args *a, kernel_sizes *sizes) __attribute__((weak));
+    void name##_cuda_f32(const kernel_run *run, const args *a, kernel_sizes *sizes);                         \
+    void name##_cuda_bf16(const kernel_run *run, const args *a, kernel_sizes *sizes);
 #include "device/ops.def"
 
 static const device_ops table_f32 = {
@@ -25,14 +25,4 @@ static const device_ops table_bf16 = {
 const device_ops *device_cuda_table(blurry_dtype dtype)
 {
     return dtype == BLURRY_BF16 ? &table_bf16 : &table_f32;
-}
-
-const char *device_cuda_missing(const device_ops *ops)
-{
-#define OP(op, args, contract)                                                                               \
-    if (!ops->op) return #op;
-#define SIZES(op, args)                                                                                      \
-    if (!ops->op) return #op;
-#include "device/ops.def"
-    return NULL;
 }

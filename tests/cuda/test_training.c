@@ -15,6 +15,17 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* The emulator is a thousand times slower than a GPU: less of everything there. */
+#ifdef BLURRY_TEST_GPU
+enum { ON_GPU = 1, TRACE = 50, UNWATCHED = 20, WIDTH = 32 };
+static const char small_task[] =
+    "length=32 pairs=4 vocab=64 batch=8 layers=2 width=32 steps=60 lr=0.003 threads=2";
+#else
+enum { ON_GPU = 0, TRACE = 3, UNWATCHED = 4, WIDTH = 16 };
+static const char small_task[] =
+    "length=16 pairs=2 vocab=16 batch=2 layers=2 width=16 steps=60 lr=0.003 threads=2";
+#endif
+
 static blurry_trainer *trainer_from(const char *options)
 {
     blurry_settings *settings = settings_from(options);
@@ -63,13 +74,11 @@ static void batches_are_the_hosts(void **state)
     for (int i = 0; i < 4; i++) {
         char options[256];
         snprintf(options, sizeof options, "%s%s", common, tasks[i]);
-        check_batches(options, 4);
+        check_batches(options, ON_GPU ? 20 : 2);
     }
 }
 
 /* ---- the CPU's losses ---- */
-enum { TRACE = 50 };
-
 static void trace(const char *options, const char *where, int steps, blurry_step *list)
 {
     char text[512];
@@ -78,9 +87,6 @@ static void trace(const char *options, const char *where, int steps, blurry_step
     for (int i = 0; i < steps; i++) assert_ok(blurry_trainer_step(t, &list[i]));
     blurry_trainer_destroy(&t);
 }
-
-static const char small_task[] =
-    "length=32 pairs=4 vocab=64 batch=8 layers=2 width=32 steps=60 lr=0.003 threads=2";
 
 static void losses_are_the_cpus(void **state)
 {
@@ -131,9 +137,9 @@ static void unwatched_steps_are_the_same(void **state)
     snprintf(options, sizeof options, "%s mixer=blurry modes=4 device=cuda precision=bf16", small_task);
     blurry_trainer *watched = trainer_from(options), *alone = trainer_from(options);
     blurry_step a, b;
-    for (int i = 0; i < 20; i++) {
+    for (int i = 0; i < UNWATCHED; i++) {
         assert_ok(blurry_trainer_step(watched, &a));
-        assert_ok(blurry_trainer_step(alone, i == 19 ? &b : NULL));
+        assert_ok(blurry_trainer_step(alone, i == UNWATCHED - 1 ? &b : NULL));
     }
     assert_memory_equal(&a, &b, sizeof a);
     blurry_trainer_destroy(&watched);
@@ -150,7 +156,7 @@ static void bad_steps_are_named(void **state)
     blurry_step step;
     for (int i = 0; i < 3; i++) assert_ok(blurry_trainer_step(t, &step));
     int64_t place = blurry_model_find_parameter(t->model, "layers.1.mixer.o.weight");
-    size_t bytes = 32 * 32 * sizeof(double);
+    size_t bytes = WIDTH * WIDTH * sizeof(double);
     double *values = malloc(bytes), *after = malloc(bytes);
     assert_ok(blurry_model_read_parameter(t->model, place, values, bytes));
     values[7] = NAN;
@@ -163,6 +169,58 @@ static void bad_steps_are_named(void **state)
     assert_memory_equal(values, after, bytes);
     free(values), free(after);
     blurry_trainer_destroy(&t);
+}
+
+/* ---- resumed runs ---- */
+static int stop_after(void *context, const blurry_progress *p)
+{
+    return p->event == BLURRY_EVENT_STEP && p->step >= *(const int64_t *)context;
+}
+
+static char *read_file(const char *folder, const char *name, size_t *bytes)
+{
+    char path[512];
+    snprintf(path, sizeof path, "%s/%s", folder, name);
+    FILE *file = fopen(path, "rb");
+    assert_non_null(file);
+    fseek(file, 0, SEEK_END);
+    *bytes = (size_t)ftell(file);
+    rewind(file);
+    char *data = malloc(*bytes);
+    assert_int_equal(fread(data, 1, *bytes, file), *bytes);
+    fclose(file);
+    return data;
+}
+
+/* Stopped in the middle and continued, a run ends with the same bits as one that was never stopped. */
+static void resumed_runs_end_alike(void **state)
+{
+    (void)state;
+    char options[512], root[] = "/tmp/blurry-cuda-XXXXXX", whole[64], parts[64];
+    assert_non_null(mkdtemp(root));
+    snprintf(whole, sizeof whole, "%s/whole", root);
+    snprintf(parts, sizeof parts, "%s/parts", root);
+    for (int bf16 = 0; bf16 < 2; bf16++) {
+        snprintf(options, sizeof options,
+                 "%s mixer=blurry modes=4 device=cuda precision=%s steps=%d eval_every=3 eval_samples=4 "
+                 "log_every=1 seed=%d",
+                 small_task, bf16 ? "bf16" : "f32", ON_GPU ? 40 : 6, bf16);
+        blurry_settings *settings = settings_from(options);
+        int64_t middle = ON_GPU ? 17 : 4;
+        assert_ok(blurry_train(settings, whole, NULL, NULL));
+        assert_int_equal(blurry_train(settings, parts, stop_after, &middle), BLURRY_E_CANCELLED);
+        assert_ok(blurry_train(settings, parts, NULL, NULL));
+        size_t a_bytes, b_bytes;
+        char *a = read_file(whole, "model.safetensors", &a_bytes),
+             *b = read_file(parts, "model.safetensors", &b_bytes);
+        assert_int_equal(a_bytes, b_bytes);
+        assert_memory_equal(a, b, a_bytes);
+        free(a), free(b);
+        blurry_settings_destroy(&settings);
+        whole[strlen(whole) - 1]++, parts[strlen(parts) - 1]++; /* other folders */
+    }
+    snprintf(options, sizeof options, "rm -r '%s'", root);
+    assert_int_equal(system(options), 0);
 }
 
 /* ---- several models at once ---- */
@@ -184,6 +242,7 @@ static void several_models_at_once(void **state)
 {
     (void)state;
     enum { MODELS = 4 };
+    if (!ON_GPU) skip(); /* the emulator has one device for one thread */
     one_of_many alone[MODELS], together[MODELS];
     pthread_t thread[MODELS];
     for (int i = 0; i < MODELS; i++) {
@@ -205,7 +264,7 @@ static void memory_that_is_not_there(void **state)
 {
     (void)state;
     blurry_settings *settings =
-        settings_from("mixer=softmax device=cuda batch=1048576 length=1048576 width=4096 pairs=2");
+        settings_from("mixer=softmax device=cuda batch=64 length=65536 width=4096 layers=8 pairs=2");
     blurry_trainer *t = NULL;
     assert_int_equal(blurry_trainer_create(settings, &t), BLURRY_E_MEMORY);
     assert_null(t);
@@ -227,10 +286,11 @@ static void refused_precisions(void **state)
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(batches_are_the_hosts), cmocka_unit_test(losses_are_the_cpus),
-        cmocka_unit_test(bf16_learns_alike),     cmocka_unit_test(unwatched_steps_are_the_same),
-        cmocka_unit_test(bad_steps_are_named),   cmocka_unit_test(several_models_at_once),
-        cmocka_unit_test(refused_precisions),    cmocka_unit_test(memory_that_is_not_there),
+        cmocka_unit_test(batches_are_the_hosts),    cmocka_unit_test(losses_are_the_cpus),
+        cmocka_unit_test(bf16_learns_alike),        cmocka_unit_test(unwatched_steps_are_the_same),
+        cmocka_unit_test(bad_steps_are_named),      cmocka_unit_test(several_models_at_once),
+        cmocka_unit_test(resumed_runs_end_alike),   cmocka_unit_test(refused_precisions),
+        cmocka_unit_test(memory_that_is_not_there),
     };
     if (argc > 1) cmocka_set_test_filter(argv[1]);
     return cmocka_run_group_tests(tests, NULL, NULL);

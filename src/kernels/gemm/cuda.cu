@@ -3,6 +3,7 @@
 #include "kernels/gemm/gemm.h"
 #include "kernels/cuda.h"
 #include "kernels/cuda_blas.h"
+#include "kernels/gemm/cuda_narrow.cuh"
 
 template <typename E> static cuda_blas_type type_of(void);
 template <> cuda_blas_type type_of<float>(void)
@@ -113,8 +114,9 @@ template <typename E> static void weight_gradient(const kernel_run *run, const l
 
 template <typename E> static void linear_backward(const kernel_run *run, const linear_args *a)
 {
-    if (a->d_x) input_gradient<E>(run, a);
-    if (a->d_weight) weight_gradient<E>(run, a);
+    bool bf = type_of<E>() == CUDA_BLAS_BF16;
+    if (a->d_x && !(bf && narrow::input_gradient(run, a))) input_gradient<E>(run, a);
+    if (a->d_weight && !(bf && narrow::weight_gradient(run, a))) weight_gradient<E>(run, a);
     if (a->d_bias) bias_gradient<E>(run, a);
 }
 
