@@ -86,7 +86,7 @@ static __device__ inline void ldmatrix_x2_trans(uint32_t *r, const void *row)
 }
 
 /* 2^x to some two units in the last place, results below 2^-126 as 0. */
-static __device__ inline float exp2_approx(float x)
+static __device__ inline float exp2_fast(float x)
 {
     float r;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));

@@ -206,7 +206,7 @@ template <typename T> static inline void __stcg(T *p, T x)
 #define __logf logf
 #define __sinf sinf
 #define __cosf cosf
-static inline float exp2_approx(float x)
+static inline float exp2_fast(float x)
 {
     return x < -126.0f ? 0.0f : exp2f(x);
 }

@@ -153,8 +153,8 @@ static __device__ inline float2 fast_exponentials(float (&x)[N][4], float factor
     top[0] *= factor, top[1] *= factor;
 #pragma unroll
     for (int n = 0; n < N; n++) {
-        x[n][0] = exp2_approx(x[n][0] * factor - top[0]), x[n][1] = exp2_approx(x[n][1] * factor - top[0]);
-        x[n][2] = exp2_approx(x[n][2] * factor - top[1]), x[n][3] = exp2_approx(x[n][3] * factor - top[1]);
+        x[n][0] = exp2_fast(x[n][0] * factor - top[0]), x[n][1] = exp2_fast(x[n][1] * factor - top[0]);
+        x[n][2] = exp2_fast(x[n][2] * factor - top[1]), x[n][3] = exp2_fast(x[n][3] * factor - top[1]);
         sum[0] += x[n][0] + x[n][1], sum[1] += x[n][2] + x[n][3];
     }
     return make_float2(quad_sum(sum[0]), quad_sum(sum[1]));
