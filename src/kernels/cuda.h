@@ -151,18 +151,6 @@ static __device__ inline float2 unpack_bf16(uint32_t x)
     return make_float2(__uint_as_float(x << 16), __uint_as_float(x & 0xffff0000u));
 }
 
-/* 2^x by the special function unit, within two units in the last place; tiny results are 0. */
-static __device__ inline float exp2_fast(float x)
-{
-#ifdef BLURRY_CUDA_EMULATOR
-    return exp2f(x);
-#else
-    float r;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
-    return r;
-#endif
-}
-
 /* Both products of two pairs. */
 static __device__ inline uint32_t multiply_bf16(uint32_t x, uint32_t y)
 {

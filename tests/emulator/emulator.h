@@ -210,10 +210,6 @@ static inline float exp2_fast(float x)
 {
     return x < -126.0f ? 0.0f : exp2f(x);
 }
-static inline float exp2_fast(float x)
-{
-    return exp2f(x);
-}
 static inline float __fdividef(float a, float b)
 {
     return a / b;
