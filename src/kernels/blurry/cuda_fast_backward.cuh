@@ -176,12 +176,13 @@ static __device__ inline void backward_inner(const uint32_t (&w)[F::KS][4], cons
     tile_causal(g, s.rows);
 #pragma unroll
     for (int n = 0; n < 2 * U; n++) tile_put<F::UC>(s.inner, 16 * s.rows, 8 * n, g[n]);
-    if (!TO_LEFT) return;
+    if constexpr (TO_LEFT) {
 #pragma unroll
-    for (int u = 0; u < U; u++) {
-        uint32_t a[4];
-        tile_pack(a, g[2 * u], g[2 * u + 1]);
-        tile_mma<F::UD>(d_left, a, s.tokens(stage), 16 * u, 0);
+        for (int u = 0; u < U; u++) {
+            uint32_t a[4];
+            tile_pack(a, g[2 * u], g[2 * u + 1]);
+            tile_mma<F::UD>(d_left, a, s.tokens(stage), 16 * u, 0);
+        }
     }
 }
 
