@@ -162,10 +162,21 @@ static void print_summary(const request *q, const blurry_sweep_summary *s)
                q->options.database);
 }
 
+/* Open MPI ends all ranks when one dies, unless it is told otherwise; it passes on whether it was. */
+static void warn_of_mpirun(void)
+{
+    if (blurry_ranks_size() > 1 && getenv("OMPI_COMM_WORLD_SIZE") && !getenv("OMPI_MCA_orte_enable_recovery"))
+        fputs("blurry: sweep: mpirun will end all ranks when one is lost (the same command continues then); "
+              "start it with "
+              "--enable-recovery to keep the others\n",
+              stderr);
+}
+
 static int carry_out(request *q, const blurry_sweep *sweep)
 {
     sweep_view view;
     blurry_sweep_summary summary = {0};
+    if (!q->quiet) warn_of_mpirun();
     sweep_view_open(&view, sweep, q->quiet);
     q->options.progress = sweep_view_show;
     q->options.context = &view;
