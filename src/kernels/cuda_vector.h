@@ -19,6 +19,9 @@ template <int N> static __device__ inline void load_many(const float *p, float (
             float4 v = *reinterpret_cast<const float4 *>(p + i);
             x[i] = v.x, x[i + 1] = v.y, x[i + 2] = v.z, x[i + 3] = v.w;
         }
+    } else if constexpr (N == 2) {
+        float2 v = *reinterpret_cast<const float2 *>(p);
+        x[0] = v.x, x[1] = v.y;
     } else {
         for (int i = 0; i < N; i++) x[i] = p[i];
     }
@@ -40,6 +43,8 @@ template <int N> static __device__ inline void load_many(const bf16 *p, float (&
         uint2 v = *reinterpret_cast<const uint2 *>(p);
         const uint32_t word[2] = {v.x, v.y};
         unpack_many<N>(word, x);
+    } else if constexpr (N == 2) {
+        unpack_many<N>(reinterpret_cast<const uint32_t *>(p), x);
     } else {
         for (int i = 0; i < N; i++) x[i] = from_bf16(p[i]);
     }
@@ -50,6 +55,8 @@ template <int N> static __device__ inline void store_many(float *p, const float 
     if constexpr (N % 4 == 0) {
         for (int i = 0; i < N; i += 4)
             *reinterpret_cast<float4 *>(p + i) = make_float4(x[i], x[i + 1], x[i + 2], x[i + 3]);
+    } else if constexpr (N == 2) {
+        *reinterpret_cast<float2 *>(p) = make_float2(x[0], x[1]);
     } else {
         for (int i = 0; i < N; i++) p[i] = x[i];
     }
@@ -61,6 +68,8 @@ template <int N> static __device__ inline void store_many(bf16 *p, const float (
                                                    pack_bf16(x[4], x[5]), pack_bf16(x[6], x[7]));
     } else if constexpr (N == 4) {
         *reinterpret_cast<uint2 *>(p) = make_uint2(pack_bf16(x[0], x[1]), pack_bf16(x[2], x[3]));
+    } else if constexpr (N == 2) {
+        *reinterpret_cast<uint32_t *>(p) = pack_bf16(x[0], x[1]);
     } else {
         for (int i = 0; i < N; i++) p[i] = to_bf16(x[i]);
     }
@@ -107,7 +116,7 @@ static __device__ inline float softplus_of(float x)
 }
 
 /* ---- second stage of a sum over rows ---- */
-enum { SUM_COLUMNS = 32, SUM_SHARES = 32 };
+enum { SUM_COLUMNS = 8, SUM_SHARES = 64 };
 
 /* first[c] += sum of part[p, c] over p, p in SUM_SHARES interleaved shares; columns from `split` on go to
  * second[c - split]. part [parts, columns]. */
@@ -116,17 +125,20 @@ __global__ void __launch_bounds__(SUM_COLUMNS *SUM_SHARES)
     column_sums_kernel(const R *part, int64_t parts, int64_t columns, int64_t split, R *first, R *second)
 {
     __shared__ R room[SUM_SHARES][SUM_COLUMNS];
-    int64_t c = (int64_t)blockIdx.x * SUM_COLUMNS + threadIdx.x;
+    int x = (int)threadIdx.x, y = (int)threadIdx.y;
+    int64_t c = (int64_t)blockIdx.x * SUM_COLUMNS + x;
     R sum = 0;
     if (c < columns)
 #pragma unroll 8
-        for (int64_t p = threadIdx.y; p < parts; p += SUM_SHARES) sum += part[p * columns + c];
-    room[threadIdx.y][threadIdx.x] = sum;
-    __syncthreads();
-    if (threadIdx.y || c >= columns) return;
-    for (int i = 1; i < SUM_SHARES; i++) sum += room[i][threadIdx.x];
+        for (int64_t p = y; p < parts; p += SUM_SHARES) sum += part[p * columns + c];
+    room[y][x] = sum;
+    for (int half = SUM_SHARES / 2; half > 0; half /= 2) {
+        __syncthreads();
+        if (y < half) room[y][x] += room[y + half][x];
+    }
+    if (y || c >= columns) return;
     R *to = c < split ? first + c : second + (c - split);
-    *to += sum;
+    *to += room[0][x];
 }
 
 template <typename R>

@@ -191,8 +191,8 @@ template <typename T> static conv_shape<T> shape_of(const conv_args *a)
     return s;
 }
 
-/* Four channels per thread keep enough threads in flight with their windows in registers. */
-enum { CHANNELS = 4, USUAL_TAPS = 4 };
+/* Two channels per thread keep enough threads in flight with their inputs in registers. */
+enum { CHANNELS = 2, USUAL_TAPS = 4 };
 
 template <typename T> static bool conv_wide(const conv_args *a)
 {
