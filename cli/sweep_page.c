@@ -18,6 +18,9 @@ static void value(const sweep_curves *c, double v, FILE *to)
         fprintf(to, "%.1f\u00a0%%", 100 * v);
 }
 
+/* Below this accuracy a series has not learnt the task, and the states it takes say nothing. */
+static const double LEARNT = 0.3;
+
 /* ---- equal accuracy ---- */
 static int by_state(const sweep_curves *c)
 {
@@ -43,6 +46,16 @@ static void ratio_sentences(const sweep_curves *c, FILE *to)
         double a = reached(c, s), b = reached(c, reference), level = c->descends ? fmax(a, b) : fmin(a, b);
         int64_t mine = sweep_state_for(c, reference, level), theirs = sweep_state_for(c, s, level);
         if (!mine || !theirs) continue;
+        if (!c->descends && level < LEARNT) {
+            fputs("<p>No comparison with <strong>", to);
+            html_text(to, s->name);
+            fputs("</strong>: ", to);
+            html_text(to, a < b ? s->name : reference->name);
+            fputs(" did not get beyond ", to);
+            value(c, level, to);
+            fputs(" with what was tried.</p>\n", to);
+            continue;
+        }
         fputs("<p class=\"lead\">To reach ", to);
         value(c, level, to);
         fputs(", the most that both reach, <strong>", to);
