@@ -151,7 +151,7 @@ __global__ void __launch_bounds__(JOIN_THREADS)
 }
 
 /* ---- d_weight += e^T x_scaled ---- */
-enum { STEP_LABELS = 64, STEP_TILES = 2, HALVES = 2, STAGES = 3, WEIGHT_THREADS = 256 };
+enum { STEP_LABELS = 64, STEP_TILES = 2, HALVES = 2, STAGES = 5, WEIGHT_THREADS = 256 };
 
 /* One step: some labels and two tiles of the vocabulary. */
 template <int D> struct weight_stage {
@@ -220,13 +220,40 @@ static __device__ inline void weight_step(const weight_stage<D> &stage, int ids,
     }
 }
 
+/* A warp's sums to their place. All that is to be added to is loaded before the first is stored. */
+template <int D>
+static __device__ inline void weight_store(const xent_block &b, int64_t ids, int columns, int half,
+                                           const float (&sum)[2][D / 16][4])
+{
+    int lane = (int)threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    float *out = (half ? b.late_weight : (float *)b.a.d_weight) + (ids + g) * b.a.width + columns + 2 * t;
+    bool add = !half || b.first > 0;
+    float2 old[2][D / 16][2];
+#pragma unroll
+    for (int load = 1; load >= 0; load--)
+#pragma unroll
+        for (int m = 0; m < 2; m++)
+#pragma unroll
+            for (int n = 0; n < D / 16; n++)
+#pragma unroll
+                for (int low = 0; low < 2; low++) {
+                    int r = m * 16 + low * 8;
+                    bool inside = ids + g + r < b.a.vocab && columns + n * 8 + 2 * t < b.a.width;
+                    float2 *at = reinterpret_cast<float2 *>(out + r * b.a.width + n * 8), &x = old[m][n][low];
+                    if (load)
+                        x = add && inside ? *at : make_float2(0, 0);
+                    else if (inside)
+                        *at = make_float2(x.x + sum[m][n][2 * low], x.y + sum[m][n][2 * low + 1]);
+                }
+}
+
 /* Block (tiles / STEP_TILES, HALVES): the first half of the labels is added to d_weight here, the second half
  * is left in late_weight, which xent_spread_kernel adds. */
 template <int D> __global__ void __launch_bounds__(WEIGHT_THREADS) xent_weight_kernel(xent_block b)
 {
     CUDA_DYNAMIC_SHARED(weight_stage<D>, stages);
-    int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32, g = lane / 4, t = lane % 4;
-    int ids = warp / 2 * 32, columns = warp % 2 * (D / 2), half = (int)blockIdx.y;
+    int warp = (int)threadIdx.x / 32, ids = warp / 2 * 32, columns = warp % 2 * (D / 2),
+        half = (int)blockIdx.y;
     int64_t tile = (int64_t)blockIdx.x * STEP_TILES,
             labels = kernel_min(b.padded, label_count(b.a) - b.first);
     int64_t all = labels > 0 ? kernel_blocks(labels, STEP_LABELS) : 0, step = all * half / HALVES,
@@ -243,20 +270,7 @@ template <int D> __global__ void __launch_bounds__(WEIGHT_THREADS) xent_weight_k
         fetch(step + STAGES - 1, (stage + STAGES - 1) % STAGES);
         weight_step<D>(stages[stage], ids, columns, sum);
     }
-    float *out = half ? b.late_weight : (float *)b.a.d_weight;
-    bool add = !half || b.first > 0;
-#pragma unroll
-    for (int m = 0; m < 2; m++)
-#pragma unroll
-        for (int n = 0; n < D / 16; n++)
-#pragma unroll
-            for (int low = 0; low < 2; low++) {
-                int64_t id = tile * TILE + ids + m * 16 + low * 8 + g, c = columns + n * 8 + 2 * t;
-                if (id >= b.a.vocab || c >= b.a.width) continue;
-                float2 *to = reinterpret_cast<float2 *>(out + id * b.a.width + c);
-                float2 old = add ? *to : make_float2(0, 0);
-                *to = make_float2(old.x + sum[m][n][2 * low], old.y + sum[m][n][2 * low + 1]);
-            }
+    weight_store<D>(b, tile * TILE + ids, columns, half, sum);
 }
 
 #endif

@@ -5,11 +5,8 @@
 #define BLURRY_KERNELS_XENT_CUDA_SCAN_CUH
 #include "kernels/xent/cuda_shape.cuh"
 
-#ifndef XENT_SCAN_WARPS
-#define XENT_SCAN_WARPS 8
-#endif
 enum {
-    SCAN_WARPS = XENT_SCAN_WARPS,
+    SCAN_WARPS = 4,
     SCAN_THREADS = 32 * SCAN_WARPS,
     WARP_LABELS = BLOCK_LABELS / SCAN_WARPS,
     ROW_TILES = WARP_LABELS / 16
