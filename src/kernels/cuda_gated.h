@@ -18,6 +18,7 @@
 /* [batch, total, heads, width] tensors, of which the tokens first .. first+length-1 are processed. */
 template <typename T> struct gated {
     const T *q, *k, *v, *g, *d_o; /* k NULL: 1 - e^g */
+    const float *q_float;         /* instead of q, where that is NULL */
     float *states;                /* [batch * heads, chunks, keys, row] at chunk starts */
     float *grads;                 /* [batch * heads, chunks, keys, values] of the states at chunk ends */
     float *ends;                  /* [batch * heads, chunks, keys] sums of a chunk's gates */
@@ -101,10 +102,21 @@ static __device__ inline bool gated_sum(gated_sums *s, const T *g, int64_t strid
 
 template <typename T> struct gated_keys { /* where 64 key channels of a chunk lie, and how to read them */
     const T *q, *k, *g;
+    const float *q_float;
     int64_t stride;
     int columns;
     bool from_gate;
     __device__ float key(float x) const { return from_gate ? -expm1f(x) : x; }
+    __device__ float key_at(int r, int c) const { return key(cuda_load(k + r * stride + c)); }
+    __device__ float query_at(int r, int c) const { return q ? cuda_load(q + r * stride + c) : q_float[r * stride + c]; }
+    /* tile = f(query, row, column) */
+    template <int AT_ONCE, typename Fn> __device__ void fill_queries(T *tile, int rows, Fn f) const
+    {
+        if (q)
+            tile_fill<AT_ONCE>(tile, q, stride, rows, columns, f);
+        else
+            tile_fill<AT_ONCE>(tile, q_float, stride, rows, columns, f);
+    }
 };
 
 template <typename T>
@@ -114,6 +126,7 @@ static __device__ inline gated_keys<T> gated_keys_at(const gated<T> &p, const ga
     int64_t at = x.at * p.keys + key;
     r.from_gate = p.k == nullptr;
     r.q = p.q ? p.q + x.query_at * p.keys + key : nullptr;
+    r.q_float = p.q_float + x.query_at * p.keys + key;
     r.k = (r.from_gate ? p.g : p.k) + at;
     r.g = p.g + at;
     r.stride = p.heads * p.keys;
@@ -137,7 +150,7 @@ template <typename T, bool BACKWARD> __global__ void __launch_bounds__(TILE_THRE
     tile_load(right, (BACKWARD ? p.d_o : p.v) + x.at * p.values + value, p.heads * p.values, x.rows, values);
     gated_sum(s, k.g, k.stride, x.rows, k.columns);
     if (BACKWARD)
-        tile_fill(left, k.q, k.stride, x.rows, k.columns, [&](float q, int r, int c) {
+        k.template fill_queries<4>(left, x.rows, [&](float q, int r, int c) {
             return q * p.scale * __expf(s->first[c] + GATED_G(s, r, c));
         });
     else
@@ -191,19 +204,18 @@ __global__ void gated_scan(float *memory, const float *ends, const float *in, fl
 
 /* ---- what tokens of one chunk see of each other ---- */
 
-/* sum += lower part of q_t.k_u e^{G_t - G_u} for tiles without factors, one term at a time, through the tile
- * `room`. The block works together; starts and ends with a barrier. */
+/* sum += lower part of q_t.k_u e^{G_t - G_u}, one term at a time, unrounded, through the tile `room`. The block
+ * works together; starts and ends with a barrier. */
 template <typename T>
-static __device__ inline void gated_scores_harsh(strip &sum, const gated_sums *s, const T *q, const T *k,
-                                                 int columns, T *room)
+static __device__ inline void gated_scores_harsh(strip &sum, const gated_sums *s, const gated_keys<T> &k, int rows, T *room)
 {
     const int LD = tile_of<T>::LD;
     __syncthreads();
     for (int e = (int)threadIdx.x; e < TILE * TILE; e += TILE_THREADS) {
         int t = e / TILE, u = e % TILE;
         float x = 0;
-        for (int c = 0; c < (u <= t ? columns : 0); c++)
-            x += cuda_load(q + t * LD + c) * cuda_load(k + u * LD + c) * __expf(GATED_G(s, t, c) - GATED_G(s, u, c));
+        for (int c = 0; c < (u <= t && t < rows ? k.columns : 0); c++)
+            x += k.query_at(t, c) * k.key_at(u, c) * __expf(GATED_G(s, t, c) - GATED_G(s, u, c));
         cuda_store(room + t * LD + u, x);
     }
     __syncthreads();
@@ -236,8 +248,7 @@ template <typename T> __global__ void __launch_bounds__(TILE_THREADS) gated_outp
     for (int64_t key = 0; key < p.keys; key += TILE) {
         gated_keys<T> k = gated_keys_at(p, x, key);
         bool harsh = gated_sum(s, k.g, k.stride, x.rows, k.columns);
-        tile_fill(tq, k.q, k.stride, x.rows, k.columns,
-                  [&](float y, int r, int c) { return y * gated_up(s, r, c, harsh); });
+        k.template fill_queries<4>(tq, x.rows, [&](float y, int r, int c) { return y * gated_up(s, r, c, harsh); });
         tile_fill(tk, k.k, k.stride, x.rows, k.columns,
                   [&](float y, int r, int c) { return k.key(y) * gated_down(s, r, c, harsh); });
         auto load_state = [&] {
@@ -247,9 +258,8 @@ template <typename T> __global__ void __launch_bounds__(TILE_THREADS) gated_outp
         load_state();
         __syncthreads();
         if (harsh) {
-            gated_scores_harsh(scores, s, tq, tk, k.columns, th);
-            tile_fill(tq, k.q, k.stride, x.rows, k.columns,
-                      [&](float y, int r, int c) { return y * __expf(GATED_G(s, r, c)); });
+            gated_scores_harsh(scores, s, k, x.rows, th);
+            k.template fill_queries<1>(tq, x.rows, [&](float y, int r, int c) { return y * __expf(GATED_G(s, r, c)); });
             load_state();
             __syncthreads();
         } else
@@ -282,8 +292,7 @@ template <typename T> __global__ void __launch_bounds__(TILE_THREADS) gated_valu
     for (int64_t key = 0; key < p.keys; key += TILE) {
         gated_keys<T> k = gated_keys_at(p, x, key);
         bool harsh = gated_sum(s, k.g, k.stride, x.rows, k.columns);
-        tile_fill(tq, k.q, k.stride, x.rows, k.columns,
-                  [&](float y, int r, int c) { return y * gated_up(s, r, c, harsh); });
+        k.template fill_queries<4>(tq, x.rows, [&](float y, int r, int c) { return y * gated_up(s, r, c, harsh); });
         tile_fill(tk, k.k, k.stride, x.rows, k.columns,
                   [&](float y, int r, int c) { return k.key(y) * gated_down(s, r, c, harsh); });
         auto load_gradient = [&] {
@@ -293,7 +302,7 @@ template <typename T> __global__ void __launch_bounds__(TILE_THREADS) gated_valu
         load_gradient();
         __syncthreads();
         if (harsh) {
-            gated_scores_harsh(scores, s, tq, tk, k.columns, td);
+            gated_scores_harsh(scores, s, k, x.rows, td);
             tile_fill(tk, k.k, k.stride, x.rows, k.columns, [&](float y, int r, int c) {
                 return k.key(y) * __expf(GATED_G(s, TILE - 1, c) - GATED_G(s, r, c));
             });
@@ -422,8 +431,8 @@ __global__ void __launch_bounds__(TILE_THREADS, 2) gated_keys_backward(gated<T> 
         tile_load_async(t0, p.d_o + at, stride, x.rows, values);
         tile_load_async(t1, p.v + at, stride, x.rows, values);
         copy_async_commit();
-        tile_load(t2, p.states + gated_state(p, x, key) + value, p.row, k.columns, values);
-        tile_load(t3, p.grads + gated_grad(p, x, key) + value, p.values, k.columns, values);
+        tile_load<2>(t2, p.states + gated_state(p, x, key) + value, p.row, k.columns, values);
+        tile_load<2>(t3, p.grads + gated_grad(p, x, key) + value, p.values, k.columns, values);
         gated_own(s, p, x, key, value, k.columns, values);
         copy_async_wait<0>();
         __syncthreads();
@@ -434,9 +443,8 @@ __global__ void __launch_bounds__(TILE_THREADS, 2) gated_keys_backward(gated<T> 
     bool harsh = gated_sum(s, k.g, k.stride, x.rows, k.columns);
     strip_lower(d_scores, p.scale);
     strip_to_tile(d_scores, t0);
-    tile_fill(t1, k.q, k.stride, x.rows, k.columns,
-              [&](float y, int r, int c) { return y * gated_up(s, r, c, harsh); });
-    tile_fill(t2, k.k, k.stride, x.rows, k.columns,
+    k.template fill_queries<2>(t1, x.rows, [&](float y, int r, int c) { return y * gated_up(s, r, c, harsh); });
+    tile_fill<2>(t2, k.k, k.stride, x.rows, k.columns,
               [&](float y, int r, int c) { return k.key(y) * gated_down(s, r, c, harsh); });
     __syncthreads();
     if (harsh) {
@@ -455,11 +463,11 @@ __global__ void __launch_bounds__(TILE_THREADS, 2) gated_keys_backward(gated<T> 
     float *d_key = reinterpret_cast<float *>(t0); /* [64][LD] floats; two bf16 tiles hold them */
     strip_each(d_q, [&](int r, int c, float &y) {
         bool there = r < x.rows && c < k.columns;
-        GATED_G(s, r, c) = there ? y * cuda_load(k.q + r * k.stride + c) : 0;
+        GATED_G(s, r, c) = there ? y * k.query_at(r, c) : 0;
     });
     strip_each(d_k, [&](int r, int c, float &y) {
         bool there = r < x.rows && c < k.columns;
-        if (there) GATED_G(s, r, c) -= y * k.key(cuda_load(k.k + r * k.stride + c));
+        if (there) GATED_G(s, r, c) -= y * k.key_at(r, c);
         d_key[r * tile_of<float>::LD + c] = y;
     });
     __syncthreads();

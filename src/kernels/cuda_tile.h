@@ -126,11 +126,11 @@ template <typename F> static __device__ inline bool tile_aligned(const F *from, 
 }
 
 /* tile[r][c] = f(from[r * stride + c], r, c) for r < rows, c < columns, 0 elsewhere. */
-template <typename T, typename F, typename Fn>
+template <int AT_ONCE = 4, typename T, typename F, typename Fn> /* AT_ONCE: loads under way, and their registers */
 static __device__ inline void tile_fill(T *tile, const F *from, int64_t stride, int rows, int columns, Fn f)
 {
     bool aligned = tile_aligned(from, stride);
-#pragma unroll 2
+#pragma unroll AT_ONCE
     for (int unit = (int)threadIdx.x; unit < TILE * TILE / 8; unit += TILE_THREADS) {
         int r = unit / 8, c = unit % 8 * 8;
         float x[8];
@@ -146,13 +146,23 @@ static __device__ inline void tile_fill(T *tile, const F *from, int64_t stride, 
     }
 }
 
-template <typename T, typename F>
+template <int AT_ONCE = 4, typename T, typename F>
 static __device__ inline void tile_load(T *tile, const F *from, int64_t stride, int rows, int columns)
 {
-    tile_fill(tile, from, stride, rows, columns, [](float x, int, int) { return x; });
+    tile_fill<AT_ONCE>(tile, from, stride, rows, columns, [](float x, int, int) { return x; });
 }
 
-/* The same with copies under way until copy_async_wait and a barrier, where the memory is aligned. */
+/* Floats to a tile, and what rounding to T left over to another, so that two products give nearly float's accuracy. */
+template <typename T>
+static __device__ inline void tile_load_split(T *tile, T *rest, const float *from, int64_t stride, int rows, int columns)
+{
+    tile_load(tile, from, stride, rows, columns);
+    if constexpr (sizeof(T) == 2)
+        tile_fill(rest, from, stride, rows, columns,
+                  [](float x, int, int) { return x - from_bf16(cuda_element<T>(x)); });
+}
+
+/* As tile_load, with copies under way until copy_async_wait and a barrier, where the memory is aligned. */
 template <typename T>
 static __device__ inline void tile_load_async(T *tile, const T *from, int64_t stride, int rows, int columns)
 {
@@ -253,7 +263,9 @@ static __device__ inline void tile_product(strip &sum, const float *A, const flo
                                            int to = TILE, int columns = TILE)
 {
     const int LD = tile_of<float>::LD, g = tile_lane() / 4, t = tile_lane() % 4, m = 16 * tile_warp() + g;
-    for (int k = from / 8 * 8; k < min(to, (int)TILE); k += 8) {
+#pragma unroll
+    for (int k = 0; k < TILE; k += 8) {
+        if (k + 8 <= from || k >= to) continue;
         uint32_t high[4], low[4], b_high[2], b_low[2];
 #pragma unroll
         for (int i = 0; i < 4; i++) {

@@ -53,12 +53,14 @@ static __device__ inline void attention_differentiate(const attention_view<T> &a
             int r = 16 * tile_warp() + tile_lane() / 4 + e / 2 * 8, c = 8 * n + tile_lane() % 4 * 2 + e % 2;
             int query = KEYS ? c : r, key = KEYS ? r : c;
             float w = exp2_fast(fmaf(scores.x[n][e], scale, -by[query]));
+            float d = w * (d_weights.x[n][e] - delta[query]) * a.scale;
             if (!whole) {
                 int last = query + mask.diagonal;
-                if (key > last || key < last - mask.window + 1 || query >= queries) w = 0;
+                if (key > last || key < last - mask.window + 1 || query >= queries) w = d = 0;
+                if (last == mask.oldest || mask.window == 1) d = 0; /* one key alone has weight 1, whatever its score */
             }
             scores.x[n][e] = w;
-            d_weights.x[n][e] = w * (d_weights.x[n][e] - delta[query]) * a.scale;
+            d_weights.x[n][e] = d;
         }
 }
 

@@ -159,7 +159,7 @@ template <typename T> static void gdn_backward(const kernel_run *run, const gdn_
     run_scan_backward(run, a, p);
     cuda_launch(gdn_squares_backward<T>, dim3(chunks), dim3(TILE_THREADS),
                 gdn_shared<T>(4) + tile_of<float>::SIZE * sizeof(float), stream, p, (T *)a->d_v);
-    cuda_launch(gdn_keys_backward<T>, dim3(chunks, keys), dim3(TILE_THREADS), gdn_shared<T>(5), stream, p,
+    cuda_launch(gdn_keys_backward<T>, dim3(chunks, keys), dim3(TILE_THREADS), gdn_shared<T>(sizeof(T) == 2 ? 6 : 5), stream, p,
                 (T *)a->d_q, (T *)a->d_k);
     cuda_launch(gdn_gates_backward<T>, dim3(chunks), dim3(TILE), 0, stream, p, (T *)a->d_beta, (T *)a->d_g, (int)keys);
 }

@@ -273,7 +273,8 @@ __global__ void __launch_bounds__(TILE_THREADS) gdn_keys_backward(gdn_view<T> p,
     CUDA_DYNAMIC_SHARED(char, shared);
     gdn_gates *s = reinterpret_cast<gdn_gates *>(shared);
     __shared__ float room[32];
-    T *t0 = reinterpret_cast<T *>(s + 1), *t1 = t0 + SIZE, *t2 = t1 + SIZE, *t3 = t2 + SIZE, *t4 = t3 + SIZE;
+    T *t0 = reinterpret_cast<T *>(s + 1), *t1 = t0 + SIZE, *t2 = t1 + SIZE, *t3 = t2 + SIZE, *t4 = t3 + SIZE,
+      *t5 = t4 + SIZE; /* bf16 only */
     gdn_place x = gdn_at(p, blockIdx.x / p.chunks, blockIdx.x % p.chunks);
     int64_t key = (int64_t)blockIdx.y * TILE, blocks = gridDim.y;
     int keys = gdn_most(p.K, key);
@@ -290,7 +291,7 @@ __global__ void __launch_bounds__(TILE_THREADS) gdn_keys_backward(gdn_view<T> p,
         tile_load(t0, p.d_U + own, p.V, TILE, values);
         tile_load(t1, p.d_o + x.at * p.V + value, p.heads * p.V, x.rows, values);
         tile_load(t2, p.U + own, p.V, TILE, values);
-        tile_load(t3, p.states + state, p.V, keys, values);
+        tile_load_split(t3, t5, p.states + state, p.V, keys, values); /* the gates' gradients are small differences */
         tile_load(t4, p.grads + state, p.V, keys, values);
         for (int e = (int)threadIdx.x; e < keys * TILE; e += TILE_THREADS)
             if (e % TILE < values)
@@ -298,6 +299,10 @@ __global__ void __launch_bounds__(TILE_THREADS) gdn_keys_backward(gdn_view<T> p,
         __syncthreads();
         tile_product<false, true>(X, t0, t3, 0, values, keys);
         tile_product<false, true>(Y, t1, t3, 0, values, keys);
+        if constexpr (sizeof(T) == 2) {
+            tile_product<false, true>(X, t0, t5, 0, values, keys);
+            tile_product<false, true>(Y, t1, t5, 0, values, keys);
+        }
         tile_product<false, true>(Z, t2, t4, 0, values, keys);
     }
     __syncthreads();

@@ -33,7 +33,7 @@ static void slots_sizes(const slots_args *a, size_t element, kernel_sizes *sizes
     slots_room all = slots_bytes(a, kernel_blocks(a->length, TILE), element),
                some = slots_bytes(a, slots_segment(a), element);
     size_t forward = some.states + some.ends + some.weights + some.logits + some.carry;
-    size_t backward = (all.grad_k > all.grad_v ? all.grad_k : all.grad_v) + 2 * all.logits + all.weights;
+    size_t backward = (all.grad_k > all.grad_v ? all.grad_k : all.grad_v) + 2 * all.logits;
     if (all.logits > forward) forward = all.logits; /* with notes only the logits are scratch */
     sizes->state = all.carry;
     sizes->saved = all.states + all.ends + all.weights;
@@ -133,15 +133,14 @@ template <typename T> static void slots_backward(const kernel_run *run, const sl
     keys.grads = values.grads = (float *)scratch;
     scratch += room.grad_k > room.grad_v ? room.grad_k : room.grad_v;
     float *d_weights = (float *)scratch, *gate = (float *)(scratch + room.logits);
-    T *d_logits = (T *)(scratch + 2 * room.logits);
-    values.q = weights, keys.q = d_logits;
+    values.q = weights, keys.q_float = d_weights; /* which become the gradients of the logits */
     gated_key_gradients<T> of_values = {nullptr, nullptr, nullptr, d_weights, gate, nullptr},
                            of_keys = {nullptr, nullptr, (T *)a->d_g, nullptr, nullptr, gate};
     gated_run_local<T, true>(run, values, a->batch);
     gated_run_scan<T, true>(run, values, a->batch, nullptr, nullptr);
     gated_run_backward(run, values, a->batch, of_values, (T *)a->d_v);
     cuda_launch(slots_softmax_backward<T>, dim3((unsigned)kernel_blocks(rows, ROW_WARPS)), dim3(32 * ROW_WARPS), 0,
-                (cudaStream_t)run->stream, (const T *)weights, (const float *)d_weights, d_logits, (float)a->scale,
+                (cudaStream_t)run->stream, (const T *)weights, d_weights, (float)a->scale,
                 a->slots, rows);
     gated_run_local<T, true>(run, keys, a->batch);
     gated_run_scan<T, true>(run, keys, a->batch, nullptr, nullptr);

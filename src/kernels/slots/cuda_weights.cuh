@@ -95,20 +95,20 @@ __global__ void slots_softmax_rows(const float *logits, T *weights, int64_t S, i
     for (int64_t j = tile_lane(); j < S; j += 32) cuda_store(weights + row * S + j, __expf(x[j] - top) * inverse);
 }
 
-/* d_logits = scale weights (d_weights - sum of weights d_weights), one warp per row. */
+/* d = scale weights (d - sum of weights d), one warp per row: gradients of weights become those of logits, in float
+ * because they add up to 0. */
 template <typename T>
-__global__ void slots_softmax_backward(const T *weights, const float *d_weights, T *d_logits, float scale, int64_t S,
-                                       int64_t rows)
+__global__ void slots_softmax_backward(const T *weights, float *d_weights, float scale, int64_t S, int64_t rows)
 {
     int64_t row = (int64_t)blockIdx.x * ROW_WARPS + threadIdx.x / 32;
     if (row >= rows) return;
     const T *p = weights + row * S;
-    const float *d = d_weights + row * S;
+    float *d = d_weights + row * S;
     float mean = 0;
     for (int64_t j = tile_lane(); j < S; j += 32) mean += cuda_load(p + j) * d[j];
     mean = warp_sum(mean);
     for (int64_t j = tile_lane(); j < S; j += 32)
-        cuda_store(d_logits + row * S + j, scale * cuda_load(p + j) * (d[j] - mean));
+        d[j] = scale * cuda_load(p + j) * (d[j] - mean);
 }
 
 /* ---- a few tokens ---- */

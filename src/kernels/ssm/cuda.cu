@@ -57,6 +57,7 @@ template <typename T, bool REVERSE> static auto ssm_scan_for(int modes) -> void 
     return each <= 1   ? ssm_scan<T, 1, REVERSE>
            : each <= 2 ? ssm_scan<T, 2, REVERSE>
            : each <= 4 ? ssm_scan<T, 4, REVERSE>
+           : each <= 8 ? ssm_scan<T, 8, REVERSE>
                        : ssm_scan<T, SSM_MOST, REVERSE>;
 }
 
@@ -86,7 +87,9 @@ template <typename T> static void ssm_forward(const kernel_run *run, const ssm_a
 template <typename T, bool STATE> static auto ssm_sensitivities_for(int modes) -> void (*)(ssm_view<T>)
 {
     int each = (int)kernel_blocks(modes, SSM_WARPS);
-    return each <= 1 ? ssm_sensitivities<T, 1, STATE> : ssm_sensitivities<T, 2, STATE>;
+    return each <= 1   ? ssm_sensitivities<T, 1, STATE>
+           : each <= 2 ? ssm_sensitivities<T, 2, STATE>
+                       : ssm_sensitivities<T, 4, STATE>;
 }
 
 template <typename T> static void ssm_backward(const kernel_run *run, const ssm_args *a)
@@ -95,7 +98,7 @@ template <typename T> static void ssm_backward(const kernel_run *run, const ssm_
     ssm_view<T> p = ssm_begin<T>(run, a);
     run_scans<T, true>(run, a, p, (T *)a->d_u);
     p.state_in = (const float *)a->state_in;
-    const int64_t at_once = SSM_WARPS * 2;
+    const int64_t at_once = SSM_WARPS * 4;
     for (int64_t first = 0; first < a->modes; first += at_once) {
         p.first_mode = (int)first;
         p.modes = (int)kernel_min(at_once, a->modes - first);

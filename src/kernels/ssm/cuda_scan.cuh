@@ -1,5 +1,5 @@
 /* Diagonal state space on CUDA. A block takes 32 neighbouring channels of one sequence, its warps share the
- * modes; each thread scans up to MOST modes of one channel in registers, 16 tokens at a time, and the warps'
+ * modes; each thread scans up to MOST modes of one channel in registers, 32 tokens at a time, and the warps'
  * shares of the outputs are added in shared memory. With x = h / b the recurrence is x_t = a x_{t-1} + u_t and
  * y_t = Re(sum R x_t), R = 2 C b.
  *
@@ -10,7 +10,7 @@
 #include "kernels/cuda.h"
 #include "kernels/kernel.h"
 
-enum { SSM_CHANNELS = 32, SSM_WARPS = 16, SSM_THREADS = 512, SSM_TOKENS = 16, SSM_MOST = 8 };
+enum { SSM_CHANNELS = 32, SSM_WARPS = 8, SSM_THREADS = 256, SSM_TOKENS = 32, SSM_MOST = 16 };
 enum { SSM_A_RE, SSM_A_IM, SSM_R_RE, SSM_R_IM, SSM_B_RE, SSM_B_IM, SSM_COEFFICIENTS }; /* rows [modes, channels] */
 enum { SSM_R, SSM_S, SSM_P, SSM_Q, SSM_SUMS };                                         /* complex sums over tokens */
 
@@ -78,7 +78,7 @@ static __device__ inline void ssm_enter(const ssm_view<T> &p, int64_t b, int n, 
     re = (h_re * b_re + h_im * b_im) / size, im = (h_im * b_re - h_re * b_im) / size;
 }
 
-/* 16 tokens of 32 channels to shared memory, zero beyond the sequence. */
+/* 32 tokens of 32 channels to shared memory, zero beyond the sequence. */
 template <typename T>
 static __device__ inline void ssm_load(float tile[SSM_TOKENS][SSM_CHANNELS], const ssm_view<T> &p, const T *from,
                                        int64_t b, int64_t t0, int64_t c)
