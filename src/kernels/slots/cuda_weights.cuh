@@ -104,9 +104,9 @@ __global__ void slots_softmax_backward(const T *weights, float *d_weights, float
     if (row >= rows) return;
     const T *p = weights + row * S;
     float *d = d_weights + row * S;
-    float mean = 0;
-    for (int64_t j = tile_lane(); j < S; j += 32) mean += cuda_load(p + j) * d[j];
-    mean = warp_sum(mean);
+    float mean = 0, total = 0; /* rounded weights do not add up to 1, and d must add up to 0 */
+    for (int64_t j = tile_lane(); j < S; j += 32) mean += cuda_load(p + j) * d[j], total += cuda_load(p + j);
+    mean = warp_sum(mean) / warp_sum(total);
     for (int64_t j = tile_lane(); j < S; j += 32)
         d[j] = scale * cuda_load(p + j) * (d[j] - mean);
 }
