@@ -9,7 +9,7 @@
 template <int D_, int SP_> struct correct_form {
     static constexpr int SLOTS = tile_bytes(SP_, D_), TABLE = tile_bytes(CHUNK, SP_),
                          TOKENS = tile_bytes(CHUNK, D_);
-    static constexpr int SHARED = 2 * SLOTS + 2 * TABLE + 2 * TOKENS;
+    static constexpr int STAGE = TABLE + 2 * TOKENS, SHARED = 2 * SLOTS + 2 * STAGE;
 };
 
 /* The gradient of the slots after the part, from what the later segments add to it. */
@@ -31,20 +31,41 @@ static __device__ inline void correct_begin(const fast_run &r, const fast_place 
             fast_keep_scale(x, r.keeps + (first + i) * F::SP, slot0);
 }
 
-/* x (16 tokens) += what is stored; a lane's two neighbours at a time. */
-template <int NT>
-static __device__ inline void correct_add(float (&x)[NT][4], const bf16 *from, int64_t stride, int row0,
-                                          int rows, int columns)
+/* x += 16 rows of a tile. */
+template <int U, int NT>
+static __device__ inline void correct_add(float (&x)[NT][4], const char *tile, int row0)
 {
-    int lane = threadIdx.x & 31, g = row0 + (lane >> 2), q = 2 * (lane & 3);
+    int lane = threadIdx.x & 31, g = row0 + (lane >> 2), q = (lane & 3) * 4;
 #pragma unroll
     for (int n = 0; n < NT; n++)
 #pragma unroll
-        for (int half = 0; half < 2; half++)
-            if (g + 8 * half < rows && 8 * n < columns) {
-                float2 y = unpack_bf16(*(const uint32_t *)(from + (g + 8 * half) * stride + 8 * n + q));
-                x[n][2 * half] += y.x, x[n][2 * half + 1] += y.y;
-            }
+        for (int half = 0; half < 2; half++) {
+            float2 y = unpack_bf16(*(const uint32_t *)(tile + tile_at<U>(g + 8 * half, n) + q));
+            x[n][2 * half] += y.x, x[n][2 * half + 1] += y.y;
+        }
+}
+
+/* One side's rows of d_k or d_v. */
+static __device__ inline bf16 *correct_rows(const bla_call &c, const fast_place &p, int64_t chunk, int side)
+{
+    int64_t token = (p.chain.first + chunk * CHUNK) * c.Hkv + p.chain.h;
+    return side ? (bf16 *)c.d_v + token * c.Dv : (bf16 *)c.d_k + token * c.Dk;
+}
+
+/* Starts loading a chunk's P, d_k and d_v; returns its table entry. */
+template <int D, int SP, bool DECAY>
+static __device__ inline const char *correct_load(const bla_call &c, const fast_run &r, const fast_place &p,
+                                                  int64_t chunk, char *at, int stage)
+{
+    typedef correct_form<D, SP> M;
+    const int side = threadIdx.x / 128, width = side ? c.Dv : c.Dk;
+    int n = (int)min((int64_t)CHUNK, p.chain.count - chunk * CHUNK);
+    const char *entry = fast_entry<DECAY>(c, r, p, SP, chunk, stage, at);
+    tile_load<SP, CHUNK, 256>(at, (const bf16 *)entry, SP, CHUNK, SP, threadIdx.x);
+    tile_load<D, CHUNK, 128>(at + M::TABLE + side * M::TOKENS, correct_rows(c, p, chunk, side), c.Hkv * width,
+                             n, width, threadIdx.x & 127);
+    copy_async_commit();
+    return entry;
 }
 
 /* grid: chains * (r.segments - 1) * r.parts blocks. The first part of each chain also stores the gradient of
@@ -59,31 +80,29 @@ static __global__ void __launch_bounds__(256, 1) fast_correct_kernel(bla_call c,
     const int side = threadIdx.x / 128, rows = threadIdx.x / 32 % 4, slot0 = rows * 16 * F::MT;
     const int width = side ? c.Dv : c.Dk;
     const float unit = DECAY ? ENTRY_UNIT : 1.0f;
-    char *d_slots = shared + side * M::SLOTS, *tables = shared + 2 * M::SLOTS,
-         *tile = tables + 2 * M::TABLE + side * M::TOKENS;
+    char *d_slots = shared + side * M::SLOTS, *stages = shared + 2 * M::SLOTS;
     float x[F::MT][F::NT][4];
+    const char *next = p.from < p.to ? correct_load<D, SP, DECAY>(c, r, p, p.to - 1, stages, 0) : NULL;
     correct_begin<F, DECAY>(r, p, side, slot0, x);
     for (int64_t chunk = p.to - 1; chunk >= p.from; chunk--) {
-        int stage = (int)(chunk & 1), n = (int)min((int64_t)CHUNK, p.chain.count - chunk * CHUNK);
-        char *table = tables + stage * M::TABLE;
-        const char *entry = fast_entry<DECAY>(c, r, p, SP, chunk, stage, table);
-        tile_load<SP, CHUNK, 256>(table, (const bf16 *)entry, SP, CHUNK, SP, threadIdx.x);
-        copy_async_commit();
-        bf16 *to =
-            (bf16 *)(side ? c.d_v : c.d_k) + ((p.chain.first + chunk * CHUNK) * c.Hkv + p.chain.h) * width;
+        int stage = (int)((p.to - 1 - chunk) & 1),
+            n = (int)min((int64_t)CHUNK, p.chain.count - chunk * CHUNK);
+        char *table = stages + stage * M::STAGE, *tile = table + M::TABLE + side * M::TOKENS;
         if (DECAY) {
             float end[F::MT][2];
-            fast_keep(entry, SP, n, slot0, end);
+            fast_keep(next, SP, n, slot0, end);
             fast_rows_scale(x, end);
         }
         if (DECAY || chunk == p.to - 1) fast_copy_out<D>(x, d_slots, slot0);
         copy_async_wait<0>();
         __syncthreads();
+        if (chunk > p.from)
+            next = correct_load<D, SP, DECAY>(c, r, p, chunk - 1, stages + (1 - stage) * M::STAGE, 1 - stage);
         float y[F::NT][4];
         tile_zero(y);
         backward_through<F>(y, table, d_slots, rows);
-        correct_add(y, to, c.Hkv * width, 16 * rows, n, width);
-        backward_store<F>(y, tile, rows, to, c.Hkv * width, n, width);
+        correct_add<F::UD>(y, tile, 16 * rows);
+        backward_store<F>(y, tile, rows, correct_rows(c, p, chunk, side), c.Hkv * width, n, width);
         __syncthreads();
     }
     if (p.segment > 0 || p.part > 0 || !c.d_in.k) return;

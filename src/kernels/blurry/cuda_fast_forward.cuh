@@ -35,14 +35,14 @@ template <typename F, bool READ> static __device__ inline forward_tiles forward_
     return t;
 }
 
-template <typename F>
+template <typename F, int THREADS>
 static __device__ inline void forward_load_q(const bla_call &c, const fast_place &p, int64_t chunk, int head,
                                              char *tile)
 {
     int64_t token = p.chain.first + chunk * CHUNK;
     int n = (int)min((int64_t)CHUNK, p.chain.count - chunk * CHUNK);
     const bf16 *q = (const bf16 *)c.q + (token * c.H + p.chain.h * c.group + head) * c.Dk;
-    tile_load<F::D, CHUNK, F::THREADS>(tile, q, c.H * c.Dk, n, c.Dk, threadIdx.x);
+    tile_load<F::D, CHUNK, THREADS>(tile, q, c.H * c.Dk, n, c.Dk, threadIdx.x);
 }
 
 /* Starts loading a chunk's tiles; returns its table entry. */
@@ -56,7 +56,7 @@ static __device__ inline const char *forward_load(const bla_call &c, const fast_
     const char *entry = fast_entry<DECAY>(c, r, p, F::SP, chunk, stage, t.p);
     const bf16 *k = (const bf16 *)c.k + (token * c.Hkv + p.chain.h) * c.Dk;
     const bf16 *v = (const bf16 *)c.v + (token * c.Hkv + p.chain.h) * c.Dv;
-    if (READ) forward_load_q<F>(c, p, chunk, 0, t.q);
+    if (READ) forward_load_q<F, F::THREADS>(c, p, chunk, 0, t.q);
     tile_load<F::D, CHUNK, F::THREADS>(t.k, k, c.Hkv * c.Dk, n, c.Dk, threadIdx.x);
     tile_load<F::SP, CHUNK, F::THREADS>(t.p, (const bf16 *)entry, F::SP, CHUNK, F::SP, threadIdx.x);
     tile_load<F::D, CHUNK, F::THREADS>(t.v, v, c.Hkv * c.Dv, n, c.Dv, threadIdx.x);
@@ -297,11 +297,12 @@ static __device__ inline void forward_end(const bla_call &c, const fast_run &r, 
 /* The slots before a chunk, as they lie in the tiles, to `saved`. */
 template <typename F>
 static __device__ inline void forward_save(const bla_call &c, const fast_run &r, const fast_place &p,
-                                           int64_t chunk, const char *slots_k, const char *slots_v)
+                                           int64_t chunk, const char *slots_k, const char *slots_v,
+                                           int thread, int threads)
 {
     constexpr int units = F::D / 8;
     uint4 *to = (uint4 *)(r.saved + (p.saved + chunk * c.Hkv) * 2 * F::SP * F::D);
-    for (int i = threadIdx.x; i < F::SP * units; i += F::THREADS) {
+    for (int i = thread; i < F::SP * units; i += threads) {
         int at = tile_at<F::UD>(i / units, i % units);
         to[i] = *(const uint4 *)(slots_k + at);
         to[F::SP * units + i] = *(const uint4 *)(slots_v + at);
@@ -340,12 +341,13 @@ static __global__ void __launch_bounds__(128 * SPLIT, SPLIT == 1 ? 2 : 1)
         __syncthreads();
         if (F::STAGES == 2 && chunk + 1 < p.to)
             next = forward_load<F, READ, DECAY>(c, r, p, chunk + 1, shared, 1 - stage);
-        if (r.saved && !increments) forward_save<F>(c, r, p, chunk, slots_k, slots_v);
+        if (r.saved && !increments)
+            forward_save<F>(c, r, p, chunk, slots_k, slots_v, threadIdx.x, F::THREADS);
         if (READ)
             for (int head = 0; head < c.group; head++) {
                 if (head > 0) {
                     __syncthreads();
-                    forward_load_q<F>(c, p, chunk, head, t.q);
+                    forward_load_q<F, F::THREADS>(c, p, chunk, head, t.q);
                     copy_async_commit();
                     copy_async_wait<0>();
                     __syncthreads();

@@ -1,16 +1,9 @@
 /* Instantiates the tensor-core kernels for the width FAST_D. Included by cuda_fast_<width>.cu, so that the
  * widths compile side by side. */
 #include "kernels/blurry/cuda_fast_correct.cuh"
+#include "kernels/blurry/cuda_fast_read.cuh"
 
-/* Two warps share the slots of a row group where one warp's registers would not hold a quarter of the state.
- */
-#ifndef FAST_SPLIT_ABOVE
-#define FAST_SPLIT_ABOVE 8192
-#endif
-static constexpr int forward_split(int D, int SP)
-{
-    return SP * D > FAST_SPLIT_ABOVE ? 2 : 1;
-}
+/* Warps that share the slots of a row group: the state of the largest shapes takes the registers of eight. */
 static constexpr int state_split(int D, int SP)
 {
     return SP * D > 8192 ? 2 : 1;
@@ -19,17 +12,24 @@ static constexpr int state_split(int D, int SP)
 template <int D, int SP, bool DECAY>
 static void forward_launch(const bla_call *call, const fast_run *run, fast_pass pass, cudaStream_t stream)
 {
-    typedef forward_form<D, SP, forward_split(D, SP), true> read;
     typedef forward_form<D, SP, state_split(D, SP), false> state;
     bool increments = pass == FAST_INCREMENTS;
     int64_t blocks = call->chains * (increments ? (run->segments - 1) * run->parts : run->segments);
     if (blocks <= 0) return;
-    if (pass == FAST_READ)
-        cuda_launch(fast_forward_kernel<D, SP, read::SPLIT, DECAY, true>, dim3((unsigned)blocks),
-                    dim3(read::THREADS), read::SHARED, stream, *call, *run, 0);
-    else
-        cuda_launch(fast_forward_kernel<D, SP, state::SPLIT, DECAY, false>, dim3((unsigned)blocks),
-                    dim3(state::THREADS), state::SHARED, stream, *call, *run, (int)increments);
+    if constexpr (read_form<D, SP>::FITS) {
+        if (pass == FAST_READ) {
+            cuda_launch(fast_read_kernel<D, SP, DECAY>, dim3((unsigned)blocks),
+                        dim3(read_form<D, SP>::THREADS), read_form<D, SP>::SHARED, stream, *call, *run);
+            return;
+        }
+    } else if (pass == FAST_READ) {
+        typedef forward_form<D, SP, 2, true> read;
+        cuda_launch(fast_forward_kernel<D, SP, 2, DECAY, true>, dim3((unsigned)blocks), dim3(read::THREADS),
+                    read::SHARED, stream, *call, *run, 0);
+        return;
+    }
+    cuda_launch(fast_forward_kernel<D, SP, state::SPLIT, DECAY, false>, dim3((unsigned)blocks),
+                dim3(state::THREADS), state::SHARED, stream, *call, *run, (int)increments);
 }
 
 template <int D, int SP, bool DECAY>
@@ -49,7 +49,7 @@ template <int D, int SP, bool DECAY> static const fast_kernels *kernels_of(void)
 {
     static const fast_kernels kernels = {D,
                                          SP,
-                                         forward_form<D, SP, forward_split(D, SP), true>::BLOCKS,
+                                         1,
                                          forward_form<D, SP, state_split(D, SP), false>::BLOCKS,
                                          forward_launch<D, SP, DECAY>,
                                          backward_launch<D, SP, DECAY>};
