@@ -217,8 +217,8 @@ void ops_products(void **state)
             op_case_check(&c);
         }
     /* the last: more than one block of a product in every direction, and more than one part of d_weight */
-    static const int64_t linear[][3] = {{0, 16, 70}, {1, 33, 8},    {6, 16, 70},
-                                        {77, 33, 8}, {520, 16, 70}, {300, 136, 48}, {1100, 270, 140}};
+    static const int64_t linear[][3] = {{0, 16, 70},   {1, 33, 8},     {6, 16, 70},     {77, 33, 8},
+                                        {520, 16, 70}, {300, 136, 48}, {1100, 270, 140}};
     for (int i = 0; i < 7; i++)
         for (int64_t option = i == 6 ? 3 : 0; option < 5; option++) { /* 4: three maps at once */
             int64_t n = linear[i][0], in = linear[i][1], out = linear[i][2], maps = option == 4 ? 3 : 1;
