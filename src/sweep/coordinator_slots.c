@@ -116,30 +116,29 @@ static void give(coordinator *c, slot_view *s, int64_t entry)
 
 /* In a process that several runs share, a run whose process died before is tried alone, so that it can take
  * no other with it a second time. */
-static blurry_status hand_to(coordinator *c, slot_view *s, bool *given)
+static blurry_status hand_to(coordinator *c, slot_view *s)
 {
     double bytes = 0, room = INFINITY;
     bool suspect = false;
     int busy = s->process >= 0 ? local_load(c, &bytes, &suspect) : 0;
-    *given = false;
     if (s->process >= 0 && (busy >= c->jobs || (c->shared && suspect))) return BLURRY_OK;
     if (s->process >= 0 && c->options->memory_bytes > 0 && busy > 0) room = c->options->memory_bytes - bytes;
     int64_t entry;
+    if (c->shared && s->process >= 0 && busy > 0) {
+        STATUS_TRY(database_peek(&c->database, room, &entry));
+        if (entry >= 0 && c->lost[entry] > 0) return BLURRY_OK;
+    }
     STATUS_TRY(database_claim(&c->database, c->sweep, room, &entry));
     if (entry < 0) return BLURRY_OK;
-    if (c->shared && s->process >= 0 && c->lost[entry] > 0 && busy > 0)
-        return database_release(&c->database, c->sweep->run[entry].key, NULL, 0);
     give(c, s, entry);
-    *given = true;
     return BLURRY_OK;
 }
 
 blurry_status coordinator_hand_out(coordinator *c)
 {
-    bool given = true;
-    for (int i = 0; given && c->counts.pending > 0 && i < c->slot_count; i++) {
+    for (int i = 0; c->counts.pending > 0 && i < c->slot_count; i++) {
         slot_view *s = &c->slots[i];
-        if (s->channel.fd >= 0 && s->ready && s->entry == IDLE) STATUS_TRY(hand_to(c, s, &given));
+        if (s->channel.fd >= 0 && s->ready && s->entry == IDLE) STATUS_TRY(hand_to(c, s));
     }
     return BLURRY_OK;
 }

@@ -41,8 +41,10 @@ blurry_status database_beat(database *d);
 /* Says that it leaves; where that cannot be written, its death will show. */
 void database_leave(database *d);
 
-/* Takes the first pending run of the sweep that is smaller than `largest` bytes: its place there, -1 when
- * there is none. */
+/* The first pending run of the sweep that is smaller than `largest` bytes: its place there, -1 when there is
+ * none. */
+blurry_status database_peek(const database *d, double largest, int64_t *index);
+/* Takes it. */
 blurry_status database_claim(database *d, const blurry_sweep *sweep, double largest, int64_t *index);
 /* Writes the result of a run that this process owns; one that was taken away meanwhile is left to its new
  * owner. */

@@ -220,7 +220,7 @@ blurry_status database_requeue_dead(database *d, int64_t *count)
 }
 
 /* ---- claims ---- */
-static blurry_status first_pending(const database *d, double largest, int64_t *index)
+blurry_status database_peek(const database *d, double largest, int64_t *index)
 {
     sqlite3_stmt *s;
     *index = -1;
@@ -249,10 +249,10 @@ static blurry_status claim(const database *d, const char *key)
 
 blurry_status database_claim(database *d, const blurry_sweep *sweep, double largest, int64_t *index)
 {
-    STATUS_TRY(first_pending(d, largest, index)); /* no lock where there is nothing to take */
+    STATUS_TRY(database_peek(d, largest, index)); /* no lock where there is nothing to take */
     if (*index < 0) return BLURRY_OK;
     STATUS_TRY(database_begin(d));
-    blurry_status status = first_pending(d, largest, index);
+    blurry_status status = database_peek(d, largest, index);
     if (status == BLURRY_OK && *index >= 0) status = claim(d, sweep->run[*index].key);
     return database_end(d, status);
 }
