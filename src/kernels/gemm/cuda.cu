@@ -3,7 +3,6 @@
 #include "kernels/gemm/gemm.h"
 #include "kernels/cuda.h"
 #include "kernels/cuda_blas.h"
-#include "kernels/gemm/cuda_narrow.cuh"
 
 template <typename E> static cuda_blas_type type_of(void);
 template <> cuda_blas_type type_of<float>(void)
@@ -98,7 +97,9 @@ template <typename E> static void input_gradient(const kernel_run *run, const li
     }
 }
 
-/* d_weight [maps, out, in] += d_y^T x, in float */
+/* d_weight [maps, out, in] += d_y^T x, in float. One product per map: cuBLASLt splits the long sum over the
+ * rows of one product over the chip, but not that of a batch (H200, 16384 rows of width 128, three maps: 19
+ * us against 25). */
 template <typename E> static void weight_gradient(const kernel_run *run, const linear_args *a)
 {
     cuda_blas_product p = {};
@@ -106,17 +107,19 @@ template <typename E> static void weight_gradient(const kernel_run *run, const l
     p.trans_a = 1;
     p.alpha = p.beta = 1;
     p.type = type_of<E>(), p.type_out = CUDA_BLAS_F32;
-    p.a = a->d_y, p.b = a->x, p.c = p.d = a->d_weight;
+    p.b = a->x;
     p.lda = a->out, p.ldb = p.ldc = p.ldd = a->in;
-    p.batch = a->maps, p.stride_a = a->rows * a->out, p.stride_c = p.stride_d = a->out * a->in;
-    if (a->rows > 0) cuda_blas_multiply(run, &p);
+    for (int64_t map = 0; map < kernel_max(a->maps, 1) && a->rows > 0; map++) {
+        p.a = (const E *)a->d_y + map * a->rows * a->out;
+        p.c = p.d = (float *)a->d_weight + map * a->out * a->in;
+        cuda_blas_multiply(run, &p);
+    }
 }
 
 template <typename E> static void linear_backward(const kernel_run *run, const linear_args *a)
 {
-    bool bf = type_of<E>() == CUDA_BLAS_BF16;
-    if (a->d_x && !(bf && narrow::input_gradient(run, a))) input_gradient<E>(run, a);
-    if (a->d_weight && !(bf && narrow::weight_gradient(run, a))) weight_gradient<E>(run, a);
+    if (a->d_x) input_gradient<E>(run, a);
+    if (a->d_weight) weight_gradient<E>(run, a);
     if (a->d_bias) bias_gradient<E>(run, a);
 }
 
