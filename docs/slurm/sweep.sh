@@ -7,7 +7,6 @@
 #SBATCH --ntasks-per-node=1
 #SBATCH --cpus-per-task=16
 #SBATCH --time=12:00:00
-#SBATCH --signal=TERM@120
 
 set -eu
 file=${1:?usage: sbatch sweep.sh FILE.yaml FILE.db [options of blurry sweep]}
@@ -15,10 +14,10 @@ database=${2:?usage: sbatch sweep.sh FILE.yaml FILE.db [options of blurry sweep]
 shift 2
 mkdir -p "$(dirname "$database")"
 
-# One rank per node, one single-thread run per core. --enable-recovery keeps the other ranks when one is lost.
-# --signal above warns two minutes before the end: runs under way save a checkpoint.
+# One rank per node, one single-thread run per core. --enable-recovery keeps the other ranks when one is lost; the limit
+# pauses the sweep ten minutes before the job's time is over, so that runs under way save a checkpoint.
 exec mpirun --enable-recovery --map-by "ppr:1:node:PE=$SLURM_CPUS_PER_TASK" \
-  blurry sweep "$file" --db "$database" --jobs "$SLURM_CPUS_PER_TASK" "$@"
+  blurry sweep "$file" --db "$database" --jobs "$SLURM_CPUS_PER_TASK" --limit-seconds $((12 * 3600 - 600)) "$@"
 
 # GPUs: one rank per GPU, 32 runs at once on each.
 #   #SBATCH --gpus-per-node=4 --ntasks-per-node=4
