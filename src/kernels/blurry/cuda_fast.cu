@@ -158,12 +158,17 @@ size_t fast_forward_workspace(const bla_shape *s, int multiprocessors)
     return m.used;
 }
 
+/* States of all chunks; fast_find takes too long to be asked in every call. */
+static size_t saved_for(const fast_kernels *k, const bla_shape *s)
+{
+    int64_t chunks = (s->tokens / CHUNK + s->batch + 1) * s->Hkv;
+    return size_mul(size_of(chunks, 2 * (size_t)k->SP), (size_t)k->D * sizeof(bf16));
+}
+
 size_t fast_saved_bytes(const bla_shape *s)
 {
     const fast_kernels *k = fast_find(s);
-    if (!k) return 0;
-    int64_t chunks = (s->tokens / CHUNK + s->batch + 1) * s->Hkv;
-    return size_mul(size_of(chunks, 2 * (size_t)k->SP), (size_t)k->D * sizeof(bf16));
+    return k ? saved_for(k, s) : 0;
 }
 
 void fast_forward(const fast_tables *t, const bla_shape *s, const bla_call *call, int64_t longest,
@@ -197,7 +202,7 @@ size_t fast_backward_workspace(const bla_shape *s, int multiprocessors)
     carver m = {NULL, 0};
     if (!k) return 0;
     pass_place(s, k, multiprocessors, &m, &run);
-    carve(&m, fast_saved_bytes(s));
+    carve(&m, saved_for(k, s));
     return size_add(m.used, fast_forward_workspace(s, multiprocessors));
 }
 
@@ -212,7 +217,7 @@ void fast_backward(const fast_tables *t, const bla_shape *s, const bla_call *cal
     run.saved = (bf16 *)(uintptr_t)saved, run.spread = t->multiprocessors;
     make_entries(t, s, call, chunks, t->multiprocessors, &run, stream);
     if (!saved) {
-        run.saved = (bf16 *)carve(&m, fast_saved_bytes(s));
+        run.saved = (bf16 *)carve(&m, saved_for(k, s));
         bla_call states = *call;
         states.o = NULL;
         fast_forward(t, s, &states, longest, run.saved, m.base + m.used, stream);

@@ -1,6 +1,6 @@
 /* Times the CUDA operator: forward, and forward with backward, each as a CUDA graph, medians after warm-up.
- *     bench_operator [part of a case's name ...]
- * Results are checked by test_operator; here only that they are finite. */
+ *     cuda_operator [part of a case's name ...]
+ * Results are checked by tests/cuda/test_operator.cu; here only that they are finite. */
 #include "kernels/blurry/blurry.h"
 #include "kernels/cuda.h"
 
