@@ -13,7 +13,8 @@
 #ifndef BLURRY_BASE_RNG_H
 #define BLURRY_BASE_RNG_H
 #ifdef __cplusplus
-#define R123_THROW(x) ((void)0) /* in functions that nothing here calls; the CUDA sources have no exceptions */
+#define R123_THROW(x)                                                                                        \
+    ((void)0) /* in functions that nothing here calls; the CUDA sources have no exceptions */
 #endif
 #include <Random123/philox.h>
 #include <math.h>

@@ -97,7 +97,8 @@ static void losses_are_the_cpus(void **state)
         "mixer=blurry heads=2 modes=3 norm=layernorm position=learned tied=false dropout=0.1",
         "mixer=softmax heads=2 mlp=none",
         "mixer=swa,gla,gsa layers=3 heads=2 window=9 slots=8",
-        "mixer=abc,gdn,s4d layers=3 heads=2 slots=8 state=8"};
+        "mixer=abc,gdn,s4d layers=3 heads=2 slots=8 state=8",
+        "mixer=blurry modes=3 learned_period=true accumulate=2"};
     for (size_t m = 0; m < sizeof models / sizeof models[0]; m++) {
         blurry_step cpu[TRACE], gpu[TRACE];
         char options[512];
