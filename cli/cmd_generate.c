@@ -10,6 +10,7 @@
 
 typedef struct generate_request {
     const char *path, *prompt, *bytes, *temperature, *top_p, *seed, *save, *load, *threads, *max_length;
+    const char *device, *precision;
     long long count, limit, seed_value;
     blurry_sampling sampling;
 } generate_request;
@@ -19,7 +20,8 @@ static void print_help(void)
     printf(
         "usage: blurry generate DIR|MODEL --prompt TEXT [--bytes N] [--temperature X] [--top-p P] [--seed "
         "N]\n"
-        "                       [--save-state FILE] [--load-state FILE] [--max-length N] [--threads N]\n\n"
+        "                       [--save-state FILE] [--load-state FILE] [--max-length N] [--threads N]\n"
+        "                       [--device cpu|cuda] [--precision f32|f64|bf16]\n\n"
         "Continues the prompt with a model that `blurry train text` made and writes the new bytes to "
         "standard output.\n"
         "  --bytes N            how many (200)\n"
@@ -118,8 +120,11 @@ static int load_and_generate(const generate_request *r)
     if (strcmp(task, "text"))
         code = options_usage("generate", "%s is a checkpoint of task %s: a model of task text is needed",
                              r->path, task);
-    if (code == CLI_OK && r->threads)
-        code = cli_report(blurry_settings_set(settings, "threads", r->threads), "generate");
+    const char *const run[][2] = {
+        {"threads", r->threads}, {"device", r->device}, {"precision", r->precision}};
+    for (size_t i = 0; i < sizeof run / sizeof run[0] && code == CLI_OK; i++)
+        if (run[i][1])
+            code = cli_report_input(blurry_settings_set(settings, run[i][0], run[i][1]), "generate");
     if (code == CLI_OK)
         code = cli_report_input(blurry_checkpoint_load(r->path, settings, 1, &model), "generate");
     if (code == CLI_OK) code = generate(r, model);
@@ -136,11 +141,12 @@ int cmd_generate(int argc, char **argv)
     }
     generate_request r = {0};
     const cli_option own[] = {
-        {.name = "--prompt", .value = &r.prompt},   {.name = "--bytes", .value = &r.bytes},
-        {.name = "--seed", .value = &r.seed},       {.name = "--temperature", .value = &r.temperature},
-        {.name = "--top-p", .value = &r.top_p},     {.name = "--max-length", .value = &r.max_length},
-        {.name = "--save-state", .value = &r.save}, {.name = "--load-state", .value = &r.load},
-        {.name = "--threads", .value = &r.threads},
+        {.name = "--prompt", .value = &r.prompt},       {.name = "--bytes", .value = &r.bytes},
+        {.name = "--seed", .value = &r.seed},           {.name = "--temperature", .value = &r.temperature},
+        {.name = "--top-p", .value = &r.top_p},         {.name = "--max-length", .value = &r.max_length},
+        {.name = "--save-state", .value = &r.save},     {.name = "--load-state", .value = &r.load},
+        {.name = "--threads", .value = &r.threads},     {.name = "--device", .value = &r.device},
+        {.name = "--precision", .value = &r.precision},
     };
     cli_line line = {.verb = "generate",
                      .own = own,
