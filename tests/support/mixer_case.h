@@ -52,13 +52,6 @@ void mixer_case_backward(mixer_case *c, int64_t batch, int64_t length, const dou
 void mixer_case_start(mixer_case *c);
 void mixer_case_continue(mixer_case *c, int64_t length, const double *x, double *y);
 
-/* Whether the CUDA device is the emulator, a thousand times slower than a GPU: tests do less there. */
-#if defined(BLURRY_TEST_CUDA) && !defined(BLURRY_TEST_GPU)
-enum { CASE_EMULATED = 1 };
-#else
-enum { CASE_EMULATED = 0 };
-#endif
-
 /* Largest |a - b| divided by the largest |b|. */
 double relative_error(const double *a, const double *b, int64_t count);
 /* Root mean square of a - b divided by that of b, the latter at least `least`. */

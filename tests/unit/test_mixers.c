@@ -235,7 +235,7 @@ static void fast_agrees_with_reference(void **state)
     (void)state;
     static const int64_t lengths[] = {1, 33, 2, 150};
     for (int v = 0; v < VARIANTS; v++)
-        for (int l = 0; l < (CASE_EMULATED ? 2 : 4); l++) {
+        for (int l = 0; l < (TEST_EMULATED ? 2 : 4); l++) {
             results want = run(CASE_REF_F64, variants[v], 2, lengths[l], 0);
             results single = run(CASE_REF_F32, variants[v], 2, lengths[l], 0);
             results rounded = run(CASE_REF_F64, variants[v], 2, lengths[l], 1);
@@ -302,7 +302,7 @@ static void steps_equal_forward(void **state)
 {
     (void)state;
     for (int kind = CASE_FIRST; kind < CASE_END; kind++)
-        for (int v = 0; v < VARIANTS && !CASE_EMULATED; v++)
+        for (int v = 0; v < VARIANTS && !TEST_EMULATED; v++)
             check_pieces((case_device)kind, variants[v], (int64_t[]){1}, 1);
 }
 
@@ -311,7 +311,7 @@ static void pieces_equal_whole(void **state)
     (void)state;
     for (int kind = CASE_FIRST; kind < CASE_END; kind++)
         for (int v = 0; v < VARIANTS; v++) {
-            if (!CASE_EMULATED) check_pieces((case_device)kind, variants[v], (int64_t[]){20, 21}, 2);
+            if (!TEST_EMULATED) check_pieces((case_device)kind, variants[v], (int64_t[]){20, 21}, 2);
             check_pieces((case_device)kind, variants[v], (int64_t[]){7, 1, 1, 16, 3, 1}, 6);
         }
 }
@@ -329,7 +329,7 @@ static void later_tokens_change_nothing(void **state)
             double *x = draw_normal(count, 41), *y = malloc((size_t)count * sizeof *y),
                    *z = malloc((size_t)count * sizeof *z);
             mixer_case_forward(&c, B, L, x, y);
-            for (int64_t t = 0; t < L; t += CASE_EMULATED ? 60 : 23) {
+            for (int64_t t = 0; t < L; t += TEST_EMULATED ? 60 : 23) {
                 double before = x[(L + t) * d]; /* the second sequence */
                 x[(L + t) * d] += 1;
                 mixer_case_forward(&c, B, L, x, z);
