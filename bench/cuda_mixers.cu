@@ -35,7 +35,9 @@ static const char *const type_names[] = {"f64", "f32", "bf16"};
     static void call(type t, int what, const kernel_run *run, const args *a, kernel_sizes *s)                \
     {                                                                                                        \
         if (what == 0)                                                                                       \
-            (t == REF ? op##_sizes_ref_f64 : t == F32 ? op##_sizes_cuda_f32 : op##_sizes_cuda_bf16)(run, a, s); \
+            (t == REF   ? op##_sizes_ref_f64                                                                 \
+             : t == F32 ? op##_sizes_cuda_f32                                                                \
+                        : op##_sizes_cuda_bf16)(run, a, s);                                                  \
         else if (what == 1)                                                                                  \
             (t == REF   ? op##_forward_ref_f64                                                               \
              : t == F32 ? op##_forward_cuda_f32                                                              \
@@ -85,7 +87,8 @@ static size_t element(type of, role as)
 
 static void *at(const buffers &b, const shape &s, const std::vector<void *> &from, int i, int64_t token)
 {
-    return from[i] ? (char *)from[i] + (size_t)(token * s.t[i].per_token) * element(b.of, s.t[i].as) : nullptr;
+    return from[i] ? (char *)from[i] + (size_t)(token * s.t[i].per_token) * element(b.of, s.t[i].as)
+                   : nullptr;
 }
 
 static bool failed(cudaError_t e, const char *what)
@@ -139,9 +142,11 @@ static void invoke(const shape &s, buffers &b, int what, span n, kernel_sizes *s
     } else {
         ssm_args a = {};
         a.batch = s.B, a.length = n.count, a.channels = s.K, a.modes = s.S, a.u = X(0), a.y = X(1);
-        a.log_step = b.x[2], a.c_re = b.x[3], a.c_im = b.x[4], a.d = b.x[5], a.saved = n.keep ? b.x[6] : nullptr;
+        a.log_step = b.x[2], a.c_re = b.x[3], a.c_im = b.x[4], a.d = b.x[5],
+        a.saved = n.keep ? b.x[6] : nullptr;
         a.state_in = n.carry ? b.x[7] : s.window ? b.x[8] : nullptr, a.state_out = n.carry ? b.x[7] : nullptr;
-        a.d_y = D(1), a.d_u = D(0), a.d_log_step = b.d[2], a.d_c_re = b.d[3], a.d_c_im = b.d[4], a.d_d = b.d[5];
+        a.d_y = D(1), a.d_u = D(0), a.d_log_step = b.d[2], a.d_c_re = b.d[3], a.d_c_im = b.d[4],
+        a.d_d = b.d[5];
         call(b.of, what, &b.run, &a, sizes);
     }
 }
@@ -151,10 +156,14 @@ static shape attention_shape(int64_t B, int64_t L, int64_t window, int64_t H, in
 {
     int64_t capacity = window ? window : L + 1;
     shape s = {"attention", B, L, H, G, K, V, capacity, window, 1 / sqrt((double)K), 0, {}};
-    s.t = {{"q", INPUT, B * L * H * K, H * K, -2, 2}, {"k", INPUT, B * L * G * K, G * K, -2, 2},
-           {"v", INPUT, B * L * G * V, G * V, -1, 1}, {"o", OUTPUT, B * L * H * V, H * V, -1, 1},
-           {"lse", STATISTIC, B * H * L, 0, 0, 0},    {"cache_k", STATE, B * capacity * G * K, 0, 0, 0},
-           {"cache_v", STATE, B * capacity * G * V, 0, 0, 0}, {"position", POSITION, B, 0, 0, 0}};
+    s.t = {{"q", INPUT, B * L * H * K, H * K, -2, 2},
+           {"k", INPUT, B * L * G * K, G * K, -2, 2},
+           {"v", INPUT, B * L * G * V, G * V, -1, 1},
+           {"o", OUTPUT, B * L * H * V, H * V, -1, 1},
+           {"lse", STATISTIC, B * H * L, 0, 0, 0},
+           {"cache_k", STATE, B * capacity * G * K, 0, 0, 0},
+           {"cache_v", STATE, B * capacity * G * V, 0, 0, 0},
+           {"position", POSITION, B, 0, 0, 0}};
     return s;
 }
 
@@ -165,10 +174,10 @@ static shape scan_shape(const char *family, int64_t B, int64_t L, int64_t H, int
     int64_t N = B * L * H, gates = slots ? S : gdn ? 1 : K, size = B * H * (slots ? S * (K + V) : K * V);
     double reach = gdn ? 1.7 / sqrt((double)K) : 1;
     shape s = {family, B, L, H, H, K, V, S, B > 1, slots ? 0.9 : 0.4, lowest, {}};
-    s.t = {{"q", INPUT, N * K, H * K, -1, 1},          {"k", INPUT, N * K, H * K, -reach, reach},
-           {"v", INPUT, N * V, H * V, -1, 1},          {"g", INPUT, N * gates, H * gates, lowest, -1e-3},
-           {"o", OUTPUT, N * V, H * V, -1, 1},         {"saved", NOTE, 0, 0, 0, 0},
-           {"state", STATE, size, 0, 0, 0},            {"state_in", STATE, size, 0, -1, 1}};
+    s.t = {{"q", INPUT, N * K, H * K, -1, 1},  {"k", INPUT, N * K, H * K, -reach, reach},
+           {"v", INPUT, N * V, H * V, -1, 1},  {"g", INPUT, N * gates, H * gates, lowest, -1e-3},
+           {"o", OUTPUT, N * V, H * V, -1, 1}, {"saved", NOTE, 0, 0, 0, 0},
+           {"state", STATE, size, 0, 0, 0},    {"state_in", STATE, size, 0, -1, 1}};
     if (gdn) s.t.push_back({"beta", INPUT, N, H, 0.01, 0.99});
     return s;
 }
@@ -177,10 +186,14 @@ static shape ssm_shape(int64_t B, int64_t L, int64_t C, int64_t modes)
 {
     int64_t n = B * L * C, size = B * C * modes * 2;
     shape s = {"ssm", B, L, 1, 1, C, C, modes, B > 1, 1, 0, {}};
-    s.t = {{"u", INPUT, n, C, -1, 1},           {"y", OUTPUT, n, C, -1, 1},
-           {"log_step", PARAM, C, 0, -6.9, -2.3}, {"c_re", PARAM, C * modes, 0, -1, 1},
-           {"c_im", PARAM, C * modes, 0, -1, 1}, {"d", PARAM, C, 0, -1, 1},
-           {"saved", NOTE, 0, 0, 0, 0},         {"state", STATE, size, 0, 0, 0},
+    s.t = {{"u", INPUT, n, C, -1, 1},
+           {"y", OUTPUT, n, C, -1, 1},
+           {"log_step", PARAM, C, 0, -6.9, -2.3},
+           {"c_re", PARAM, C * modes, 0, -1, 1},
+           {"c_im", PARAM, C * modes, 0, -1, 1},
+           {"d", PARAM, C, 0, -1, 1},
+           {"saved", NOTE, 0, 0, 0, 0},
+           {"state", STATE, size, 0, 0, 0},
            {"state_in", STATE, size, 0, -1, 1}};
     return s;
 }
@@ -197,13 +210,18 @@ static double uniform(double low, double high)
 
 static void write_value(void *to, size_t size, int64_t i, double x)
 {
-    if (size == 8) ((double *)to)[i] = x;
-    else if (size == 4) ((float *)to)[i] = (float)x;
-    else ((bf16 *)to)[i] = to_bf16((float)x);
+    if (size == 8)
+        ((double *)to)[i] = x;
+    else if (size == 4)
+        ((float *)to)[i] = (float)x;
+    else
+        ((bf16 *)to)[i] = to_bf16((float)x);
 }
 static double read_value(const void *from, size_t size, int64_t i)
 {
-    return size == 8 ? ((const double *)from)[i] : size == 4 ? ((const float *)from)[i] : from_bf16(((const bf16 *)from)[i]);
+    return size == 8   ? ((const double *)from)[i]
+           : size == 4 ? ((const float *)from)[i]
+                       : from_bf16(((const bf16 *)from)[i]);
 }
 
 enum { GUARD = 256 };
@@ -222,20 +240,24 @@ static void *make(buffers &b, size_t bytes)
 
 static void put(const buffers &b, void *to, const void *from, size_t bytes)
 {
-    if (b.of == REF) memcpy(to, from, bytes);
-    else failed(cudaMemcpy(to, from, bytes, cudaMemcpyHostToDevice), "upload");
+    if (b.of == REF)
+        memcpy(to, from, bytes);
+    else
+        failed(cudaMemcpy(to, from, bytes, cudaMemcpyHostToDevice), "upload");
 }
 static std::vector<char> get(const buffers &b, const void *from, size_t bytes)
 {
     std::vector<char> r(bytes + 1);
-    if (b.of == REF) memcpy(r.data(), from, bytes);
-    else failed(cudaMemcpy(r.data(), from, bytes, cudaMemcpyDeviceToHost), "download");
+    if (b.of == REF)
+        memcpy(r.data(), from, bytes);
+    else
+        failed(cudaMemcpy(r.data(), from, bytes, cudaMemcpyDeviceToHost), "download");
     return r;
 }
 
 /* The same numbers for every type, those of `rounded`. */
-static void fill(const buffers &b, void *to, const tensor &t, int64_t count, double low, double high, int stream,
-                 type rounded)
+static void fill(const buffers &b, void *to, const tensor &t, int64_t count, double low, double high,
+                 int stream, type rounded)
 {
     size_t to_size = element(b.of, t.as), as_size = element(rounded, t.as);
     std::vector<char> host((size_t)count * to_size + 1), one(8);
@@ -301,10 +323,14 @@ static void finish(buffers &b)
 {
     for (size_t i = 0; i < b.x.size(); i++)
         for (void *p : {b.x[i], b.d[i]})
-            if (b.of == REF) free(p);
-            else if (p) cudaFree(p);
-    if (b.of == REF) free(b.scratch);
-    else cudaFree(b.scratch);
+            if (b.of == REF)
+                free(p);
+            else if (p)
+                cudaFree(p);
+    if (b.of == REF)
+        free(b.scratch);
+    else
+        cudaFree(b.scratch);
 }
 
 /* ---- checks ---- */
@@ -312,8 +338,8 @@ static int cases, failures;
 static double worst_ratio[3];
 static const double tolerance[] = {0, 1e-4, 2e-2};
 
-static void compare(const shape &s, const buffers &b, const buffers &truth, const void *x, const void *y, size_t i,
-                    const char *kind, const char *part)
+static void compare(const shape &s, const buffers &b, const buffers &truth, const void *x, const void *y,
+                    size_t i, const char *kind, const char *part)
 {
     const tensor &t = s.t[i];
     std::vector<char> got = get(b, x, b.bytes[i]), want = get(truth, y, truth.bytes[i]);
@@ -332,8 +358,9 @@ static void compare(const shape &s, const buffers &b, const buffers &truth, cons
     } else
         failures++;
     printf("%s %s B%ld L%ld H%ld G%ld K%ld V%ld S%ld w%ld g%g [%s] %s: %s%s off by %.2e of %.2e\n",
-           ratio <= 1 ? "ok  " : "FAIL", s.family.c_str(), (long)s.B, (long)s.L, (long)s.H, (long)s.G, (long)s.K,
-           (long)s.V, (long)s.S, (long)s.window, s.lowest, type_names[b.of], part, kind, t.name, worst, size);
+           ratio <= 1 ? "ok  " : "FAIL", s.family.c_str(), (long)s.B, (long)s.L, (long)s.H, (long)s.G,
+           (long)s.K, (long)s.V, (long)s.S, (long)s.window, s.lowest, type_names[b.of], part, kind, t.name,
+           worst, size);
 }
 
 static void compare_all(const shape &s, const buffers &b, const buffers &truth, bool gradients, bool states,
@@ -341,9 +368,11 @@ static void compare_all(const shape &s, const buffers &b, const buffers &truth, 
 {
     for (size_t i = 0; i < s.t.size(); i++) {
         role as = s.t[i].as;
-        if (as == OUTPUT || (as == STATE && states && s.t[i].low == s.t[i].high) || (as == STATISTIC && gradients))
+        if (as == OUTPUT || (as == STATE && states && s.t[i].low == s.t[i].high) ||
+            (as == STATISTIC && gradients))
             compare(s, b, truth, b.x[i], truth.x[i], i, "", part);
-        if (gradients && (as == INPUT || as == PARAM)) compare(s, b, truth, b.d[i], truth.d[i], i, "d_", part);
+        if (gradients && (as == INPUT || as == PARAM))
+            compare(s, b, truth, b.d[i], truth.d[i], i, "d_", part);
     }
 }
 
@@ -378,7 +407,8 @@ static void check(const shape &s)
             run_split(s, truth), run_split(s, b);
             compare_all(s, b, truth, false, true, "split");
         }
-        if (guards_broken(b)) failures++, printf("FAIL %s L%ld: wrote out of bounds\n", s.family.c_str(), (long)s.L);
+        if (guards_broken(b))
+            failures++, printf("FAIL %s L%ld: wrote out of bounds\n", s.family.c_str(), (long)s.L);
         finish(truth), finish(b);
     }
 }
@@ -403,7 +433,8 @@ static int check_all(int argc, char **argv)
                 check(scan_shape(family, 1, L, 2, 8, 16, 7, -0.3));
                 check(scan_shape(family, 3, L, 1, 19, 11, 16, -0.05));
             }
-        if (wanted(argc, argv, "ssm")) check(ssm_shape(1, L, 11, i % 2 ? 5 : 8)), check(ssm_shape(2, L, 24, i % 2 ? 5 : 8));
+        if (wanted(argc, argv, "ssm"))
+            check(ssm_shape(1, L, 11, i % 2 ? 5 : 8)), check(ssm_shape(2, L, 24, i % 2 ? 5 : 8));
     }
     if (wanted(argc, argv, "attention")) {
         check(attention_shape(1, 40, 1, 1, 1, 5, 3));
@@ -424,7 +455,8 @@ static int check_all(int argc, char **argv)
             check(scan_shape(family, 2, 130, 1, 160, 40, 20, -0.2));
             check(scan_shape(family, 1, 140, 1, 150, 70, 20, -0.2));
         }
-    if (wanted(argc, argv, "ssm")) check(ssm_shape(2, 300, 40, 32)), check(ssm_shape(1, 100, 70, 3)), check(ssm_shape(2, 50, 8, 150));
+    if (wanted(argc, argv, "ssm"))
+        check(ssm_shape(2, 300, 40, 32)), check(ssm_shape(1, 100, 70, 3)), check(ssm_shape(2, 50, 8, 150));
     printf("%d comparisons, %d failures; worst f32 %.2e of 1e-4, bf16 %.2e of 2e-2\n", cases, failures,
            worst_ratio[F32] * 1e-4, worst_ratio[BF16] * 2e-2);
     return failures != 0;
@@ -460,9 +492,11 @@ static void time_shape(const shape &s, type of)
     float inference = milliseconds([&] { invoke(s, b, 1, {0, s.L, false, false}, nullptr); });
     float forward = milliseconds([&] { invoke(s, b, 1, {0, s.L, false, true}, nullptr); });
     float backward = milliseconds([&] { invoke(s, b, 2, {0, s.L, false, true}, nullptr); });
-    printf("%-9s %-4s B%-3ld L%-6ld H%-2ld K%-3ld V%-3ld S%-3ld w%-4ld inference %8.4f forward %8.4f backward %8.4f "
-           "both %8.4f\n", s.family.c_str(), type_names[of], (long)s.B, (long)s.L, (long)s.H, (long)s.K, (long)s.V,
-           (long)s.S, (long)s.window, inference, forward, backward, forward + backward);
+    printf("%-9s %-4s B%-3ld L%-6ld H%-2ld K%-3ld V%-3ld S%-3ld w%-4ld inference %8.4f forward %8.4f "
+           "backward %8.4f "
+           "both %8.4f\n",
+           s.family.c_str(), type_names[of], (long)s.B, (long)s.L, (long)s.H, (long)s.K, (long)s.V, (long)s.S,
+           (long)s.window, inference, forward, backward, forward + backward);
     fflush(stdout);
     finish(b);
 }
@@ -476,8 +510,8 @@ static void time_step(const shape &s, type of)
             put(b, b.x[i], seen.data(), b.bytes[i]);
         }
     float ms = milliseconds([&] { invoke(s, b, 1, {0, 1, true, false}, nullptr); });
-    printf("%-9s %-4s B%-3ld decode, H%ld K%ld V%ld S%ld: %.4f ms a token\n", s.family.c_str(), type_names[of],
-           (long)s.B, (long)s.H, (long)s.K, (long)s.V, (long)s.S, ms);
+    printf("%-9s %-4s B%-3ld decode, H%ld K%ld V%ld S%ld: %.4f ms a token\n", s.family.c_str(),
+           type_names[of], (long)s.B, (long)s.H, (long)s.K, (long)s.V, (long)s.S, ms);
     finish(b);
 }
 
@@ -489,7 +523,8 @@ static int time_all(int argc, char **argv)
             if (wanted(argc, argv, "attention")) time_shape(attention_shape(32, 512, 0, H, H, D, D), of);
             if (wanted(argc, argv, "attention")) time_shape(attention_shape(32, 512, 64, H, H, D, D), of);
             if (wanted(argc, argv, "gla")) time_shape(scan_shape("gla", 32, 512, H, D / 2, D, 0, -0.1), of);
-            if (wanted(argc, argv, "slots")) time_shape(scan_shape("slots", 32, 512, H, D / 2, D, 64, -0.1), of);
+            if (wanted(argc, argv, "slots"))
+                time_shape(scan_shape("slots", 32, 512, H, D / 2, D, 64, -0.1), of);
             if (wanted(argc, argv, "gdn")) time_shape(scan_shape("gdn", 32, 512, H, D, D, 0, -0.1), of);
         }
         if (wanted(argc, argv, "ssm")) time_shape(ssm_shape(32, 512, 128, 32), of);

@@ -4,10 +4,10 @@
  * Three steps: each chunk's own contribution to the state; a scan over the chunks that turns them into the
  * states at chunk starts; the outputs of each chunk from the state at its start. Backward likewise.
  *
- * Inside a chunk G_t is the sum of gates after its first token, so e^{G_t - G_s} is what token t sees of token
- * s, and e^{g_0 + G_t} what it sees of the state at the start. Products take q e^G and k e^{-G}; where the
- * gates of a chunk fade a channel by more than GATED_FADE these could overflow, and the terms are summed one
- * by one instead, from e^{G_t - G_s} <= 1. Keys may be the gates' own write weights 1 - e^g (slots). */
+ * Inside a chunk G_t is the sum of gates after its first token, so e^{G_t - G_s} is what token t sees of
+ * token s, and e^{g_0 + G_t} what it sees of the state at the start. Products take q e^G and k e^{-G}; where
+ * the gates of a chunk fade a channel by more than GATED_FADE these could overflow, and the terms are summed
+ * one by one instead, from e^{G_t - G_s} <= 1. Keys may be the gates' own write weights 1 - e^g (slots). */
 #ifndef BLURRY_KERNELS_CUDA_GATED_H
 #define BLURRY_KERNELS_CUDA_GATED_H
 #include "kernels/cuda_tile.h"
@@ -108,7 +108,10 @@ template <typename T> struct gated_keys { /* where 64 key channels of a chunk li
     bool from_gate;
     __device__ float key(float x) const { return from_gate ? -expm1f(x) : x; }
     __device__ float key_at(int r, int c) const { return key(cuda_load(k + r * stride + c)); }
-    __device__ float query_at(int r, int c) const { return q ? cuda_load(q + r * stride + c) : q_float[r * stride + c]; }
+    __device__ float query_at(int r, int c) const
+    {
+        return q ? cuda_load(q + r * stride + c) : q_float[r * stride + c];
+    }
     /* tile = f(query, row, column) */
     template <int AT_ONCE, typename Fn> __device__ void fill_queries(T *tile, int rows, Fn f) const
     {
@@ -204,10 +207,11 @@ __global__ void gated_scan(float *memory, const float *ends, const float *in, fl
 
 /* ---- what tokens of one chunk see of each other ---- */
 
-/* sum += lower part of q_t.k_u e^{G_t - G_u}, one term at a time, unrounded, through the tile `room`. The block
- * works together; starts and ends with a barrier. */
+/* sum += lower part of q_t.k_u e^{G_t - G_u}, one term at a time, unrounded, through the tile `room`. The
+ * block works together; starts and ends with a barrier. */
 template <typename T>
-static __device__ inline void gated_scores_harsh(strip &sum, const gated_sums *s, const gated_keys<T> &k, int rows, T *room)
+static __device__ inline void gated_scores_harsh(strip &sum, const gated_sums *s, const gated_keys<T> &k,
+                                                 int rows, T *room)
 {
     const int LD = tile_of<T>::LD;
     __syncthreads();
@@ -248,7 +252,8 @@ template <typename T> __global__ void __launch_bounds__(TILE_THREADS) gated_outp
     for (int64_t key = 0; key < p.keys; key += TILE) {
         gated_keys<T> k = gated_keys_at(p, x, key);
         bool harsh = gated_sum(s, k.g, k.stride, x.rows, k.columns);
-        k.template fill_queries<4>(tq, x.rows, [&](float y, int r, int c) { return y * gated_up(s, r, c, harsh); });
+        k.template fill_queries<4>(tq, x.rows,
+                                   [&](float y, int r, int c) { return y * gated_up(s, r, c, harsh); });
         tile_fill(tk, k.k, k.stride, x.rows, k.columns,
                   [&](float y, int r, int c) { return k.key(y) * gated_down(s, r, c, harsh); });
         auto load_state = [&] {
@@ -259,7 +264,8 @@ template <typename T> __global__ void __launch_bounds__(TILE_THREADS) gated_outp
         __syncthreads();
         if (harsh) {
             gated_scores_harsh(scores, s, k, x.rows, th);
-            k.template fill_queries<1>(tq, x.rows, [&](float y, int r, int c) { return y * __expf(GATED_G(s, r, c)); });
+            k.template fill_queries<1>(tq, x.rows,
+                                       [&](float y, int r, int c) { return y * __expf(GATED_G(s, r, c)); });
             load_state();
             __syncthreads();
         } else
@@ -278,7 +284,8 @@ template <typename T> __global__ void __launch_bounds__(TILE_THREADS) gated_outp
 /* ---- backward ---- */
 
 /* d_v. Grid: chunks of all heads, blocks of values. */
-template <typename T> __global__ void __launch_bounds__(TILE_THREADS) gated_values_backward(gated<T> p, T *d_v)
+template <typename T>
+__global__ void __launch_bounds__(TILE_THREADS) gated_values_backward(gated<T> p, T *d_v)
 {
     CUDA_DYNAMIC_SHARED(char, shared);
     gated_sums *s = reinterpret_cast<gated_sums *>(shared);
@@ -292,7 +299,8 @@ template <typename T> __global__ void __launch_bounds__(TILE_THREADS) gated_valu
     for (int64_t key = 0; key < p.keys; key += TILE) {
         gated_keys<T> k = gated_keys_at(p, x, key);
         bool harsh = gated_sum(s, k.g, k.stride, x.rows, k.columns);
-        k.template fill_queries<4>(tq, x.rows, [&](float y, int r, int c) { return y * gated_up(s, r, c, harsh); });
+        k.template fill_queries<4>(tq, x.rows,
+                                   [&](float y, int r, int c) { return y * gated_up(s, r, c, harsh); });
         tile_fill(tk, k.k, k.stride, x.rows, k.columns,
                   [&](float y, int r, int c) { return k.key(y) * gated_down(s, r, c, harsh); });
         auto load_gradient = [&] {
@@ -337,7 +345,8 @@ static __device__ inline void gated_own(gated_sums *s, const gated<T> &p, const 
     if (x.chunk + 1 >= p.chunks) return; /* nothing after the last chunk depends on its end */
     gated_place next = x;
     next.chunk++;
-    const float *h = p.states + gated_state(p, next, key) + value, *d = p.grads + gated_grad(p, x, key) + value;
+    const float *h = p.states + gated_state(p, next, key) + value,
+                *d = p.grads + gated_grad(p, x, key) + value;
     for (int c = tile_warp(); c < columns; c += 4) {
         float sum = 0;
         for (int j = tile_lane(); j < values; j += 32) sum += h[c * p.row + j] * d[c * p.values + j];
@@ -348,8 +357,8 @@ static __device__ inline void gated_own(gated_sums *s, const gated<T> &p, const 
 
 /* What pairs of tokens give to d_q and d_k, from d_scores in tile td and q, k in theirs. */
 template <typename T>
-static __device__ inline void gated_pairs(strip &d_q, strip &d_k, const gated_sums *s, const T *td, const T *tq,
-                                          const T *tk, float scale, int columns)
+static __device__ inline void gated_pairs(strip &d_q, strip &d_k, const gated_sums *s, const T *td,
+                                          const T *tq, const T *tk, float scale, int columns)
 {
     strip_each(d_q, [&](int, int c, float &y) { y *= scale * __expf(s->first[c]); });
     strip_each(d_k, [&](int, int c, float &y) { y *= __expf(GATED_G(s, TILE - 1, c)); });
@@ -362,8 +371,8 @@ static __device__ inline void gated_pairs(strip &d_q, strip &d_k, const gated_su
 /* y += sum over u <= t of td[t][u] tx[u][c] e^{G_t - G_u}, or with LATER over u >= t of td[u][t] tx[u][c]
  * e^{G_u - G_t}, one term at a time. `room` is a tile of floats. Ends with a barrier. */
 template <bool LATER, typename T>
-static __device__ inline void gated_mix_harsh(strip &y, const gated_sums *s, const T *td, const T *tx, int columns,
-                                              float *room)
+static __device__ inline void gated_mix_harsh(strip &y, const gated_sums *s, const T *td, const T *tx,
+                                              int columns, float *room)
 {
     const int LD = tile_of<T>::LD, ROW = tile_of<float>::LD;
     for (int e = (int)threadIdx.x; e < TILE * TILE; e += TILE_THREADS) {
@@ -443,14 +452,17 @@ __global__ void __launch_bounds__(TILE_THREADS, 2) gated_keys_backward(gated<T> 
     bool harsh = gated_sum(s, k.g, k.stride, x.rows, k.columns);
     strip_lower(d_scores, p.scale);
     strip_to_tile(d_scores, t0);
-    k.template fill_queries<2>(t1, x.rows, [&](float y, int r, int c) { return y * gated_up(s, r, c, harsh); });
+    k.template fill_queries<2>(t1, x.rows,
+                               [&](float y, int r, int c) { return y * gated_up(s, r, c, harsh); });
     tile_fill<2>(t2, k.k, k.stride, x.rows, k.columns,
-              [&](float y, int r, int c) { return k.key(y) * gated_down(s, r, c, harsh); });
+                 [&](float y, int r, int c) { return k.key(y) * gated_down(s, r, c, harsh); });
     __syncthreads();
     if (harsh) {
         float *room = reinterpret_cast<float *>(t3);
-        strip_each(d_q, [&](int r, int c, float &y) { y *= p.scale * __expf(s->first[c] + GATED_G(s, r, c)); });
-        strip_each(d_k, [&](int r, int c, float &y) { y *= __expf(GATED_G(s, TILE - 1, c) - GATED_G(s, r, c)); });
+        strip_each(d_q,
+                   [&](int r, int c, float &y) { y *= p.scale * __expf(s->first[c] + GATED_G(s, r, c)); });
+        strip_each(d_k,
+                   [&](int r, int c, float &y) { y *= __expf(GATED_G(s, TILE - 1, c) - GATED_G(s, r, c)); });
         gated_mix_harsh<false>(d_q, s, t0, t2, k.columns, room);
         gated_mix_harsh<true>(d_k, s, t0, t1, k.columns, room);
     } else
@@ -496,8 +508,8 @@ static inline void gated_run_local(const kernel_run *run, const gated<T> &p, int
 }
 
 template <typename T, bool BACKWARD>
-static inline void gated_run_scan(const kernel_run *run, const gated<T> &p, int64_t sequences, const float *in,
-                                  float *out)
+static inline void gated_run_scan(const kernel_run *run, const gated<T> &p, int64_t sequences,
+                                  const float *in, float *out)
 {
     int64_t row = BACKWARD ? p.values : p.row, count = sequences * p.heads * p.keys * row;
     cuda_launch(gated_scan<BACKWARD>, dim3((unsigned)kernel_blocks(count, GATED_SCAN_THREADS)),

@@ -126,7 +126,8 @@ template <typename F> static __device__ inline bool tile_aligned(const F *from, 
 }
 
 /* tile[r][c] = f(from[r * stride + c], r, c) for r < rows, c < columns, 0 elsewhere. */
-template <int AT_ONCE = 4, typename T, typename F, typename Fn> /* AT_ONCE: loads under way, and their registers */
+template <int AT_ONCE = 4, typename T, typename F,
+          typename Fn> /* AT_ONCE: loads under way, and their registers */
 static __device__ inline void tile_fill(T *tile, const F *from, int64_t stride, int rows, int columns, Fn f)
 {
     bool aligned = tile_aligned(from, stride);
@@ -152,9 +153,11 @@ static __device__ inline void tile_load(T *tile, const F *from, int64_t stride, 
     tile_fill<AT_ONCE>(tile, from, stride, rows, columns, [](float x, int, int) { return x; });
 }
 
-/* Floats to a tile, and what rounding to T left over to another, so that two products give nearly float's accuracy. */
+/* Floats to a tile, and what rounding to T left over to another, so that two products give nearly float's
+ * accuracy. */
 template <typename T>
-static __device__ inline void tile_load_split(T *tile, T *rest, const float *from, int64_t stride, int rows, int columns)
+static __device__ inline void tile_load_split(T *tile, T *rest, const float *from, int64_t stride, int rows,
+                                              int columns)
 {
     tile_load(tile, from, stride, rows, columns);
     if constexpr (sizeof(T) == 2)
@@ -230,8 +233,8 @@ static __device__ inline void tile_product(strip &sum, const bf16 *A, const bf16
 
 /* Two products with the same right operand, whose fragments are loaded once. */
 template <bool LEFT, bool RIGHT>
-static __device__ inline void tile_products(strip &sum0, strip &sum1, const bf16 *A0, const bf16 *A1, const bf16 *B,
-                                            int to = TILE)
+static __device__ inline void tile_products(strip &sum0, strip &sum1, const bf16 *A0, const bf16 *A1,
+                                            const bf16 *B, int to = TILE)
 {
     int m = 16 * tile_warp();
 #pragma unroll
@@ -287,8 +290,8 @@ static __device__ inline void tile_product(strip &sum, const float *A, const flo
     }
 }
 
-/* out += p op(B), p a strip of this warp: bf16 goes straight from accumulators to operands; floats pass through
- * the warp's own rows of `room`, a tile. Depths from .. to-1. */
+/* out += p op(B), p a strip of this warp: bf16 goes straight from accumulators to operands; floats pass
+ * through the warp's own rows of `room`, a tile. Depths from .. to-1. */
 template <bool RIGHT>
 static __device__ inline void strip_product(strip &out, const strip &p, const bf16 *B, bf16 *, int from = 0,
                                             int to = TILE, int columns = TILE)
@@ -309,14 +312,16 @@ static __device__ inline void strip_product(strip &out, const strip &p, const bf
     }
 }
 template <bool RIGHT>
-static __device__ inline void strip_products(strip &out0, strip &out1, const strip &p0, const strip &p1, const bf16 *B,
-                                             int columns = TILE)
+static __device__ inline void strip_products(strip &out0, strip &out1, const strip &p0, const strip &p1,
+                                             const bf16 *B, int columns = TILE)
 {
 #pragma unroll
     for (int k = 0; k < TILE; k += 16) {
         const float *l0 = p0.x[k / 8], *r0 = p0.x[k / 8 + 1], *l1 = p1.x[k / 8], *r1 = p1.x[k / 8 + 1];
-        uint32_t a0[4] = {pack_bf16(l0[0], l0[1]), pack_bf16(l0[2], l0[3]), pack_bf16(r0[0], r0[1]), pack_bf16(r0[2], r0[3])};
-        uint32_t a1[4] = {pack_bf16(l1[0], l1[1]), pack_bf16(l1[2], l1[3]), pack_bf16(r1[0], r1[1]), pack_bf16(r1[2], r1[3])};
+        uint32_t a0[4] = {pack_bf16(l0[0], l0[1]), pack_bf16(l0[2], l0[3]), pack_bf16(r0[0], r0[1]),
+                          pack_bf16(r0[2], r0[3])};
+        uint32_t a1[4] = {pack_bf16(l1[0], l1[1]), pack_bf16(l1[2], l1[3]), pack_bf16(r1[0], r1[1]),
+                          pack_bf16(r1[2], r1[3])};
         uint32_t b[4];
 #pragma unroll
         for (int n = 0; n < 8; n += 2) {

@@ -36,17 +36,19 @@ static void attention_sizes(const attention_args *a, kernel_sizes *sizes)
 template <typename T, int KB, int VB, bool CACHED>
 static void run_forward(const kernel_run *run, const attention_args *a)
 {
-    int tiles = (KB ? KB : 1) + (sizeof(T) == 4) + ((KB ? KB : 1) + VB) * (sizeof(T) == 2 && !CACHED && KB ? 2 : 1);
+    int tiles =
+        (KB ? KB : 1) + (sizeof(T) == 4) + ((KB ? KB : 1) + VB) * (sizeof(T) == 2 && !CACHED && KB ? 2 : 1);
     dim3 grid((unsigned)kernel_blocks(a->length, TILE), (unsigned)(a->batch * a->heads),
               (unsigned)kernel_blocks(a->dim_v, VB * TILE));
     cuda_launch(attention_forward_kernel<T, KB, VB, CACHED>, grid, dim3(TILE_THREADS),
-                (size_t)tiles * tile_of<T>::SIZE * sizeof(T), (cudaStream_t)run->stream, attention_view_of<T>(a),
-                (T *)a->o, (float *)a->lse);
+                (size_t)tiles * tile_of<T>::SIZE * sizeof(T), (cudaStream_t)run->stream,
+                attention_view_of<T>(a), (T *)a->o, (float *)a->lse);
 }
 
 static void run_pair(const kernel_run *run, const attention_args *a)
 {
-    cuda_launch(attention_forward_pair, dim3((unsigned)kernel_blocks(a->length, 2 * TILE), (unsigned)(a->batch * a->heads)),
+    cuda_launch(attention_forward_pair,
+                dim3((unsigned)kernel_blocks(a->length, 2 * TILE), (unsigned)(a->batch * a->heads)),
                 dim3(TILE_THREADS), 6 * tile_of<bf16>::SIZE * sizeof(bf16), (cudaStream_t)run->stream,
                 attention_view_of<bf16>(a), (bf16 *)a->o, (float *)a->lse);
 }
@@ -75,13 +77,14 @@ template <typename T> static void run_step(const kernel_run *run, const attentio
 }
 
 template <typename T>
-static void store_ring(const kernel_run *run, const attention_args *a, const void *own, void *ring, int64_t dim)
+static void store_ring(const kernel_run *run, const attention_args *a, const void *own, void *ring,
+                       int64_t dim)
 {
     int64_t row = a->heads_kv * dim, count = a->batch * kernel_min(a->length, a->capacity) * row;
     if (count > 0)
-        cuda_launch(attention_store<T>, dim3((unsigned)kernel_blocks(count, STEP_THREADS)), dim3(STEP_THREADS), 0,
-                    (cudaStream_t)run->stream, (const T *)own, (float *)ring, a->position, a->length, a->capacity,
-                    row, count);
+        cuda_launch(attention_store<T>, dim3((unsigned)kernel_blocks(count, STEP_THREADS)),
+                    dim3(STEP_THREADS), 0, (cudaStream_t)run->stream, (const T *)own, (float *)ring,
+                    a->position, a->length, a->capacity, row, count);
 }
 
 template <typename T> static void attention_forward(const kernel_run *run, const attention_args *a)
@@ -107,9 +110,11 @@ template <typename T, int KB, int VB> static void run_backward(const kernel_run 
     size_t shared = (size_t)tiles * tile_of<T>::SIZE * sizeof(T);
     unsigned rows = (unsigned)kernel_blocks(a->length, TILE);
     cuda_launch(attention_backward_kernel<T, KB, VB, true>, dim3(rows, (unsigned)(a->batch * a->heads_kv)),
-                dim3(TILE_THREADS), shared, (cudaStream_t)run->stream, v, lse, delta, (T *)a->d_k, (T *)a->d_v);
+                dim3(TILE_THREADS), shared, (cudaStream_t)run->stream, v, lse, delta, (T *)a->d_k,
+                (T *)a->d_v);
     cuda_launch(attention_backward_kernel<T, KB, VB, false>, dim3(rows, (unsigned)(a->batch * a->heads)),
-                dim3(TILE_THREADS), shared, (cudaStream_t)run->stream, v, lse, delta, (T *)a->d_q, (T *)nullptr);
+                dim3(TILE_THREADS), shared, (cudaStream_t)run->stream, v, lse, delta, (T *)a->d_q,
+                (T *)nullptr);
 }
 
 template <typename T> static void run_backward_wide(const kernel_run *run, const attention_args *a)
@@ -119,19 +124,21 @@ template <typename T> static void run_backward_wide(const kernel_run *run, const
     size_t shared = 3 * (size_t)tile_of<T>::SIZE * sizeof(T);
     unsigned rows = (unsigned)kernel_blocks(a->length, TILE), keys = (unsigned)kernel_blocks(a->dim_k, TILE),
              values = (unsigned)kernel_blocks(a->dim_v, TILE);
-    cuda_launch(attention_backward_wide<T, true>, dim3(rows, (unsigned)(a->batch * a->heads_kv), keys + values),
-                dim3(TILE_THREADS), shared, (cudaStream_t)run->stream, v, lse, delta, (T *)a->d_k, (T *)a->d_v);
+    cuda_launch(attention_backward_wide<T, true>,
+                dim3(rows, (unsigned)(a->batch * a->heads_kv), keys + values), dim3(TILE_THREADS), shared,
+                (cudaStream_t)run->stream, v, lse, delta, (T *)a->d_k, (T *)a->d_v);
     cuda_launch(attention_backward_wide<T, false>, dim3(rows, (unsigned)(a->batch * a->heads), keys),
-                dim3(TILE_THREADS), shared, (cudaStream_t)run->stream, v, lse, delta, (T *)a->d_q, (T *)nullptr);
+                dim3(TILE_THREADS), shared, (cudaStream_t)run->stream, v, lse, delta, (T *)a->d_q,
+                (T *)nullptr);
 }
 
 template <typename T> static void attention_backward(const kernel_run *run, const attention_args *a)
 {
     int64_t rows = a->batch * a->length * a->heads;
     if (rows == 0) return;
-    cuda_launch(attention_delta<T>, dim3((unsigned)kernel_blocks(rows, DELTA_WARPS)), dim3(32 * DELTA_WARPS), 0,
-                (cudaStream_t)run->stream, (const T *)a->o, (const T *)a->d_o, (float *)run->scratch, a->length,
-                a->heads, a->dim_v, rows);
+    cuda_launch(attention_delta<T>, dim3((unsigned)kernel_blocks(rows, DELTA_WARPS)), dim3(32 * DELTA_WARPS),
+                0, (cudaStream_t)run->stream, (const T *)a->o, (const T *)a->d_o, (float *)run->scratch,
+                a->length, a->heads, a->dim_v, rows);
     if (a->dim_k <= TILE && a->dim_v <= TILE)
         run_backward<T, 1, 1>(run, a);
     else if (a->dim_k <= 2 * TILE && a->dim_v <= 2 * TILE)

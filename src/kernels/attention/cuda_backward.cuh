@@ -1,7 +1,7 @@
 /* Softmax attention backward on CUDA: weights are computed again from the saved denominators. One kernel, run
- * twice: with rows = 64 keys it sums d_k and d_v over queries, with rows = 64 queries it sums d_q over keys. No
- * atomics, so the same bits on every run. With P the weights and dS = scale P (d_o v^T - delta):
- *     d_v = P^T d_o,   d_k = dS^T q,   d_q = dS k,   delta_t = <d_o_t, o_t> */
+ * twice: with rows = 64 keys it sums d_k and d_v over queries, with rows = 64 queries it sums d_q over keys.
+ * No atomics, so the same bits on every run. With P the weights and dS = scale P (d_o v^T - delta): d_v = P^T
+ * d_o,   d_k = dS^T q,   d_q = dS k,   delta_t = <d_o_t, o_t> */
 #ifndef BLURRY_KERNELS_ATTENTION_CUDA_BACKWARD_CUH
 #define BLURRY_KERNELS_ATTENTION_CUDA_BACKWARD_CUH
 #include "kernels/attention/cuda_forward.cuh"
@@ -10,13 +10,14 @@ enum { DELTA_WARPS = 8 };
 
 /* delta [batch, heads, length], one warp per query. */
 template <typename T>
-__global__ void attention_delta(const T *o, const T *d_o, float *delta, int64_t length, int64_t heads, int64_t V,
-                                int64_t rows)
+__global__ void attention_delta(const T *o, const T *d_o, float *delta, int64_t length, int64_t heads,
+                                int64_t V, int64_t rows)
 {
     int64_t row = (int64_t)blockIdx.x * DELTA_WARPS + threadIdx.x / 32;
     if (row >= rows) return;
     float sum = 0;
-    for (int64_t i = tile_lane(); i < V; i += 32) sum += cuda_load(o + row * V + i) * cuda_load(d_o + row * V + i);
+    for (int64_t i = tile_lane(); i < V; i += 32)
+        sum += cuda_load(o + row * V + i) * cuda_load(d_o + row * V + i);
     sum = warp_sum(sum);
     int64_t h = row % heads, t = row / heads % length, b = row / heads / length;
     if (tile_lane() == 0) delta[(b * heads + h) * length + t] = sum;
@@ -37,10 +38,12 @@ static __device__ inline attention_reach attention_meets(const attention_view<T>
     return x;
 }
 
-/* Scores and d_weights of a tile become weights and dS. `by` and `delta` belong to the 64 queries of the tile. */
+/* Scores and d_weights of a tile become weights and dS. `by` and `delta` belong to the 64 queries of the
+ * tile. */
 template <typename T, bool KEYS>
-static __device__ inline void attention_differentiate(const attention_view<T> &a, strip &scores, strip &d_weights,
-                                                      const float *by, const float *delta, int64_t r0, int64_t c0)
+static __device__ inline void attention_differentiate(const attention_view<T> &a, strip &scores,
+                                                      strip &d_weights, const float *by, const float *delta,
+                                                      int64_t r0, int64_t c0)
 {
     float scale = a.scale * LOG2_E;
     attention_mask mask = attention_mask_of(a, KEYS ? c0 : r0, KEYS ? r0 : c0, (int64_t)0, TILE);
@@ -57,7 +60,8 @@ static __device__ inline void attention_differentiate(const attention_view<T> &a
             if (!whole) {
                 int last = query + mask.diagonal;
                 if (key > last || key < last - mask.window + 1 || query >= queries) w = d = 0;
-                if (last == mask.oldest || mask.window == 1) d = 0; /* one key alone has weight 1, whatever its score */
+                if (last == mask.oldest || mask.window == 1)
+                    d = 0; /* one key alone has weight 1, whatever its score */
             }
             scores.x[n][e] = w;
             d_weights.x[n][e] = d;
@@ -76,7 +80,8 @@ static __device__ inline void attention_rows(T *tile, const T *x, int64_t b, int
 /* Denominators (times log2 e) and deltas of queries t0 .. t0+63. */
 template <typename T>
 static __device__ inline void attention_notes(float *by, float *delta_here, const attention_view<T> &a,
-                                              const float *lse, const float *delta, int64_t b, int64_t h, int64_t t0)
+                                              const float *lse, const float *delta, int64_t b, int64_t h,
+                                              int64_t t0)
 {
     int i = (int)threadIdx.x % TILE;
     bool there = t0 + i < a.length;
@@ -97,14 +102,16 @@ __global__ void __launch_bounds__(TILE_THREADS)
     CUDA_DYNAMIC_SHARED(T, left);
     T *room = left + BLOCKS * SIZE, *stage = room + (AHEAD ? 0 : SIZE);
     __shared__ float by[2][TILE], along[2][TILE];
-    int64_t r0 = (KEYS ? (int64_t)blockIdx.x : gridDim.x - 1 - (int64_t)blockIdx.x) * TILE; /* longest first */
+    int64_t r0 =
+        (KEYS ? (int64_t)blockIdx.x : gridDim.x - 1 - (int64_t)blockIdx.x) * TILE; /* longest first */
     int64_t of = KEYS ? a.heads_kv : a.heads, b = blockIdx.y / of, own = blockIdx.y % of;
     int64_t group = a.heads / a.heads_kv, L = a.length;
     attention_reach reach = attention_meets<T, KEYS>(a, r0);
     int64_t tiles = (reach.end - reach.begin + TILE - 1) / TILE, turns = tiles * (KEYS ? group : 1);
     auto load_left = [&](int64_t h) {
 #pragma unroll
-        for (int k = 0; k < KB; k++) attention_rows(left + k * SIZE, KEYS ? a.k : a.q, b, L, of, h, a.K, k * TILE, r0);
+        for (int k = 0; k < KB; k++)
+            attention_rows(left + k * SIZE, KEYS ? a.k : a.q, b, L, of, h, a.K, k * TILE, r0);
 #pragma unroll
         for (int v = 0; v < VB; v++)
             attention_rows(left + (KB + v) * SIZE, KEYS ? a.v : a.d_o, b, L, of, h, a.V, v * TILE, r0);
@@ -114,7 +121,8 @@ __global__ void __launch_bounds__(TILE_THREADS)
         int64_t h = KEYS ? own * group + turn / tiles : own / group;
         T *to = stage + at * BLOCKS * SIZE;
 #pragma unroll
-        for (int k = 0; k < KB; k++) attention_rows(to + k * SIZE, KEYS ? a.q : a.k, b, L, heads, h, a.K, k * TILE, c0);
+        for (int k = 0; k < KB; k++)
+            attention_rows(to + k * SIZE, KEYS ? a.q : a.k, b, L, heads, h, a.K, k * TILE, c0);
 #pragma unroll
         for (int v = 0; v < VB; v++)
             attention_rows(to + (KB + v) * SIZE, KEYS ? a.d_o : a.v, b, L, heads, h, a.V, v * TILE, c0);
@@ -146,13 +154,15 @@ __global__ void __launch_bounds__(TILE_THREADS)
             tile_product<false, true>(scores, left + k * SIZE, right + k * SIZE, 0, (int)(a.K - k * TILE));
 #pragma unroll
         for (int v = 0; v < VB; v++)
-            tile_product<false, true>(d_weights, left + (KB + v) * SIZE, right + (KB + v) * SIZE, 0, (int)(a.V - v * TILE));
+            tile_product<false, true>(d_weights, left + (KB + v) * SIZE, right + (KB + v) * SIZE, 0,
+                                      (int)(a.V - v * TILE));
         attention_differentiate<T, KEYS>(a, scores, d_weights, by[KEYS ? at : 0], along[KEYS ? at : 0], r0,
                                          reach.begin + turn % tiles * TILE);
         if (KEYS)
 #pragma unroll
             for (int v = 0; v < VB; v++)
-                strip_product<false>(d_values[v], scores, right + (KB + v) * SIZE, room, 0, TILE, (int)(a.V - v * TILE));
+                strip_product<false>(d_values[v], scores, right + (KB + v) * SIZE, room, 0, TILE,
+                                     (int)(a.V - v * TILE));
 #pragma unroll
         for (int k = 0; k < KB; k++)
             strip_product<false>(first[k], d_weights, right + k * SIZE, room, 0, TILE, (int)(a.K - k * TILE));
@@ -163,10 +173,12 @@ __global__ void __launch_bounds__(TILE_THREADS)
     int64_t to = (b * L + r0) * of + own;
 #pragma unroll
     for (int k = 0; k < KB; k++)
-        strip_to_memory(first[k], d_first + to * a.K + k * TILE, of * a.K, rows, (int)min(a.K - k * TILE, (int64_t)TILE), 1);
+        strip_to_memory(first[k], d_first + to * a.K + k * TILE, of * a.K, rows,
+                        (int)min(a.K - k * TILE, (int64_t)TILE), 1);
 #pragma unroll
     for (int v = 0; v < (KEYS ? VB : 0); v++)
-        strip_to_memory(d_values[v], d_v + to * a.V + v * TILE, of * a.V, rows, (int)min(a.V - v * TILE, (int64_t)TILE), 1);
+        strip_to_memory(d_values[v], d_v + to * a.V + v * TILE, of * a.V, rows,
+                        (int)min(a.V - v * TILE, (int64_t)TILE), 1);
 }
 
 /* Heads wider than the kernel above can hold: one block of 64 output channels per block of threads, operands
@@ -179,7 +191,8 @@ __global__ void __launch_bounds__(TILE_THREADS)
     CUDA_DYNAMIC_SHARED(T, left);
     T *right = left + SIZE, *room = right + SIZE;
     __shared__ float by[TILE], along[TILE];
-    int64_t r0 = (int64_t)blockIdx.x * TILE, of = KEYS ? a.heads_kv : a.heads, b = blockIdx.y / of, own = blockIdx.y % of;
+    int64_t r0 = (int64_t)blockIdx.x * TILE, of = KEYS ? a.heads_kv : a.heads, b = blockIdx.y / of,
+            own = blockIdx.y % of;
     int64_t group = a.heads / a.heads_kv, L = a.length, key_blocks = (a.K + TILE - 1) / TILE;
     bool values = KEYS && blockIdx.z >= key_blocks;
     int64_t column = (values ? blockIdx.z - key_blocks : blockIdx.z) * TILE, width = values ? a.V : a.K;

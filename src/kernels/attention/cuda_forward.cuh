@@ -41,18 +41,20 @@ static __device__ inline void attention_tokens(T *tile, const attention_view<T> 
     if constexpr (!CACHED)
         tile_load_async(tile, own + ((b * a.length + p0) * a.heads_kv + g) * width + column, stride,
                         (int)min(a.length - p0, (int64_t)TILE), columns);
-    else for (int unit = (int)threadIdx.x; unit < TILE * TILE / 8; unit += TILE_THREADS) {
-        int r = unit / 8, c = unit % 8 * 8;
-        int64_t p = p0 + r;
-        bool valid = p >= oldest && p < seen + a.length, carried = p < seen;
-        const T *mine = own + ((b * a.length + p - seen) * a.heads_kv + g) * width + column;
-        const float *old = ring + ((b * a.capacity + (valid ? p % a.capacity : 0)) * a.heads_kv + g) * width + column;
-        float x[8];
+    else
+        for (int unit = (int)threadIdx.x; unit < TILE * TILE / 8; unit += TILE_THREADS) {
+            int r = unit / 8, c = unit % 8 * 8;
+            int64_t p = p0 + r;
+            bool valid = p >= oldest && p < seen + a.length, carried = p < seen;
+            const T *mine = own + ((b * a.length + p - seen) * a.heads_kv + g) * width + column;
+            const float *old =
+                ring + ((b * a.capacity + (valid ? p % a.capacity : 0)) * a.heads_kv + g) * width + column;
+            float x[8];
 #pragma unroll
-        for (int i = 0; i < 8; i++)
-            x[i] = !valid || c + i >= columns ? 0 : carried ? old[c + i] : cuda_load(mine + c + i);
-        store_eight(tile + r * tile_of<T>::LD + c, x);
-    }
+            for (int i = 0; i < 8; i++)
+                x[i] = !valid || c + i >= columns ? 0 : carried ? old[c + i] : cuda_load(mine + c + i);
+            store_eight(tile + r * tile_of<T>::LD + c, x);
+        }
 }
 
 /* Which keys of a tile the queries of another see: query row r sees columns from max(oldest, r + diagonal -
@@ -63,8 +65,8 @@ struct attention_mask {
 };
 
 template <typename T>
-static __device__ inline attention_mask attention_mask_of(const attention_view<T> &a, int64_t query, int64_t key,
-                                                          int64_t oldest, int queries)
+static __device__ inline attention_mask attention_mask_of(const attention_view<T> &a, int64_t query,
+                                                          int64_t key, int64_t oldest, int queries)
 {
     const int64_t far = 1 << 20;
     attention_mask m;
@@ -75,11 +77,11 @@ static __device__ inline attention_mask attention_mask_of(const attention_view<T
     return m;
 }
 
-/* One step of the running softmax: scores become weights, out and total are brought to the new maximum (of the
- * scores before scaling; scale > 0, times log2 e). */
+/* One step of the running softmax: scores become weights, out and total are brought to the new maximum (of
+ * the scores before scaling; scale > 0, times log2 e). */
 template <int VB>
-static __device__ inline void attention_soften(strip &scores, strip *out, float most[2], float total[2], float scale,
-                                               const attention_mask &mask)
+static __device__ inline void attention_soften(strip &scores, strip *out, float most[2], float total[2],
+                                               float scale, const attention_mask &mask)
 {
     if (!mask.inside)
         strip_each(scores, [&](int r, int c, float &x) {
@@ -135,18 +137,21 @@ static __device__ inline void attention_finish(const attention_view<T> &a, strip
 #pragma unroll
         for (int v = 0; v < VB; v++)
 #pragma unroll
-            for (int n = 0; n < 8; n++) out[v].x[n][2 * half] *= inverse, out[v].x[n][2 * half + 1] *= inverse;
+            for (int n = 0; n < 8; n++)
+                out[v].x[n][2 * half] *= inverse, out[v].x[n][2 * half + 1] *= inverse;
     }
     T *to = o + ((b * a.length + t0) * a.heads + h) * a.V + value;
 #pragma unroll
     for (int v = 0; v < VB; v++)
-        strip_to_memory(out[v], to + v * TILE, a.heads * a.V, count, (int)min(a.V - value - v * TILE, (int64_t)TILE), 1);
+        strip_to_memory(out[v], to + v * TILE, a.heads * a.V, count,
+                        (int)min(a.V - value - v * TILE, (int64_t)TILE), 1);
 }
 
 /* KB, VB: blocks of 64 key and value channels a block holds; KB 0: any number of key channels, loaded anew
  * for every tile. Grid: query tiles, batch * heads, groups of VB * 64 value channels. */
 template <typename T, int KB, int VB, bool CACHED>
-__global__ void __launch_bounds__(TILE_THREADS) attention_forward_kernel(attention_view<T> a, T *o, float *lse)
+__global__ void __launch_bounds__(TILE_THREADS)
+    attention_forward_kernel(attention_view<T> a, T *o, float *lse)
 {
     const int SIZE = tile_of<T>::SIZE, KT = KB ? KB : 1;
     const bool AHEAD = sizeof(T) == 2 && !CACHED && KB > 0; /* the next tile loads while this one is used */
@@ -166,11 +171,12 @@ __global__ void __launch_bounds__(TILE_THREADS) attention_forward_kernel(attenti
     auto load = [&](int64_t p0, T *to) {
 #pragma unroll
         for (int k = 0; k < KB; k++)
-            attention_tokens<T, CACHED>(to + k * SIZE, a, a.k, a.cache_k, b, g, a.K, k * TILE, p0, seen, oldest);
+            attention_tokens<T, CACHED>(to + k * SIZE, a, a.k, a.cache_k, b, g, a.K, k * TILE, p0, seen,
+                                        oldest);
 #pragma unroll
         for (int v = 0; v < VB; v++)
-            attention_tokens<T, CACHED>(to + (KT + v) * SIZE, a, a.v, a.cache_v, b, g, a.V, value + v * TILE, p0,
-                                        seen, oldest);
+            attention_tokens<T, CACHED>(to + (KT + v) * SIZE, a, a.v, a.cache_v, b, g, a.V, value + v * TILE,
+                                        p0, seen, oldest);
         copy_async_commit();
     };
     int64_t begin = attention_from(a, seen + t0, oldest) / TILE * TILE;
@@ -203,10 +209,12 @@ __global__ void __launch_bounds__(TILE_THREADS) attention_forward_kernel(attenti
                 __syncthreads();
             }
         if (flip) strip_each(scores, [](int, int, float &x) { x = -x; });
-        attention_soften<VB>(scores, out, most, total, scale, attention_mask_of(a, seen + t0, p0, oldest, TILE));
+        attention_soften<VB>(scores, out, most, total, scale,
+                             attention_mask_of(a, seen + t0, p0, oldest, TILE));
 #pragma unroll
         for (int v = 0; v < VB; v++)
-            strip_product<false>(out[v], scores, tv + v * SIZE, room, 0, TILE, (int)min(a.V - value - v * TILE, (int64_t)TILE));
+            strip_product<false>(out[v], scores, tv + v * SIZE, room, 0, TILE,
+                                 (int)min(a.V - value - v * TILE, (int64_t)TILE));
         __syncthreads();
         if (!AHEAD && p0 + TILE <= last) load(p0 + TILE, stage);
     }
@@ -226,7 +234,8 @@ static __global__ void __launch_bounds__(TILE_THREADS)
     int64_t last = min(t0 + 2 * TILE, a.length) - 1;
     int wide = (int)a.K, columns = (int)a.V;
     bool flip = a.scale < 0;
-    float most[2][2] = {{-INFINITY, -INFINITY}, {-INFINITY, -INFINITY}}, total[2][2] = {}, scale = fabsf(a.scale) * LOG2_E;
+    float most[2][2] = {{-INFINITY, -INFINITY}, {-INFINITY, -INFINITY}}, total[2][2] = {},
+          scale = fabsf(a.scale) * LOG2_E;
     strip out[2], scores[2];
     strip_zero(out[0]);
     strip_zero(out[1]);
@@ -237,8 +246,8 @@ static __global__ void __launch_bounds__(TILE_THREADS)
         copy_async_commit();
     };
     for (int i = 0; i < 2; i++)
-        tile_load_async(tq + i * SIZE, a.q + ((b * a.length + t0 + i * TILE) * a.heads + h) * a.K, a.heads * a.K,
-                        (int)min(a.length - t0 - i * TILE, (int64_t)TILE), wide);
+        tile_load_async(tq + i * SIZE, a.q + ((b * a.length + t0 + i * TILE) * a.heads + h) * a.K,
+                        a.heads * a.K, (int)min(a.length - t0 - i * TILE, (int64_t)TILE), wide);
     int64_t begin = attention_from(a, t0, 0) / TILE * TILE;
     int turn = 0;
     load(begin, 0);
@@ -277,25 +286,28 @@ __global__ void attention_store(const T *own, float *ring, const int64_t *positi
 {
     int64_t kept = min(length, capacity), e = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (e >= count) return;
-    int64_t c = e % row, t = length - kept + e / row % kept, b = e / row / kept, seen = position ? position[b] : 0;
+    int64_t c = e % row, t = length - kept + e / row % kept, b = e / row / kept,
+            seen = position ? position[b] : 0;
     ring[(b * capacity + (seen + t) % capacity) * row + c] = cuda_load(own + (b * length + t) * row + c);
 }
 
 /* ---- few queries over many carried tokens ---- */
 enum { STEP_THREADS = 256, STEP_SPLITS = 16, STEP_MOST = 4 };
 
-/* One query over a share of its keys. Partial results [queries, splits, V + 2]: weighted values, maximum, sum.
- * Grid: splits, batch * length * heads. Shared: q [K], weights [256], sums [groups * V]. */
+/* One query over a share of its keys. Partial results [queries, splits, V + 2]: weighted values, maximum,
+ * sum. Grid: splits, batch * length * heads. Shared: q [K], weights [256], sums [groups * V]. */
 template <typename T> __global__ void attention_step(attention_view<T> a, float *partial)
 {
     CUDA_DYNAMIC_SHARED(float, shared);
     float *query = shared, *weight = query + a.K, *sums = weight + STEP_THREADS;
     __shared__ float room[32];
     int i = (int)threadIdx.x;
-    int64_t h = blockIdx.y % a.heads, t = blockIdx.y / a.heads % a.length, b = blockIdx.y / a.heads / a.length;
+    int64_t h = blockIdx.y % a.heads, t = blockIdx.y / a.heads % a.length,
+            b = blockIdx.y / a.heads / a.length;
     int64_t g = h / (a.heads / a.heads_kv), seen = attention_before(a, b), at = seen + t;
     int64_t first = attention_from(a, at, max((int64_t)0, seen - a.capacity)), keys = at - first + 1;
-    int64_t share = (keys + gridDim.x - 1) / gridDim.x, from = first + share * blockIdx.x, to = min(from + share, at + 1);
+    int64_t share = (keys + gridDim.x - 1) / gridDim.x, from = first + share * blockIdx.x,
+            to = min(from + share, at + 1);
     int groups = max(1, STEP_THREADS / (int)a.V);
     for (int64_t c = i; c < a.K; c += STEP_THREADS)
         query[c] = cuda_load(a.q + ((b * a.length + t) * a.heads + h) * a.K + c) * a.scale * LOG2_E;

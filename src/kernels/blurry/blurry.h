@@ -35,8 +35,8 @@ typedef struct bla_shape {
  * call lie at offsets [n + 1] (host memory, read before the call returns), or have tokens / batch tokens each
  * where that is NULL. Sequence b's first token stands at the int64_t at positions + b * position_stride
  * bytes; NULL: all at 0. Slots and their gradients are float for every element type, d_period and
- * d_period_abs double. Work is queued on `stream` (a cudaStream_t) without waiting and may be captured; errors
- * of the launches are found by cudaGetLastError. */
+ * d_period_abs double. Work is queued on `stream` (a cudaStream_t) without waiting and may be captured;
+ * errors of the launches are found by cudaGetLastError. */
 typedef struct bla_sequence {
     int64_t first;    /* index of its first token */
     int64_t count;    /* may be 0 */
@@ -56,8 +56,8 @@ typedef struct bla_forward {
     const void *q, *k, *v;
     void *o;
     bla_slots in, out;
-    void *saved;     /* NULL or saved_bytes */
-    void *workspace; /* forward_workspace bytes, aligned to 64 */
+    void *saved;            /* NULL or saved_bytes */
+    void *workspace;        /* forward_workspace bytes, aligned to 64 */
     void *stream;           /* this and what follows: CUDA only */
     const int64_t *offsets; /* host memory */
     const void *positions;

@@ -1,7 +1,7 @@
 /* Instantiates the tensor-core kernels for the width FAST_D. Included by cuda_fast_<width>.cu, so that the
  * widths compile side by side. */
 #include "kernels/blurry/cuda_fast_correct.cuh"
-#include "kernels/blurry/cuda_fast_read.cuh"
+#include "kernels/blurry/cuda_fast_forward.cuh"
 
 /* Warps that share the slots of a row group: the state of the largest shapes takes the registers of eight. */
 static constexpr int state_split(int D, int SP)
@@ -16,13 +16,7 @@ static void forward_launch(const bla_call *call, const fast_run *run, fast_pass 
     bool increments = pass == FAST_INCREMENTS;
     int64_t blocks = call->chains * (increments ? (run->segments - 1) * run->parts : run->segments);
     if (blocks <= 0) return;
-    if constexpr (read_form<D, SP>::FITS) {
-        if (pass == FAST_READ) {
-            cuda_launch(fast_read_kernel<D, SP, DECAY>, dim3((unsigned)blocks),
-                        dim3(read_form<D, SP>::THREADS), read_form<D, SP>::SHARED, stream, *call, *run);
-            return;
-        }
-    } else if (pass == FAST_READ) {
+    if (pass == FAST_READ) { /* two warps for each row group */
         typedef forward_form<D, SP, 2, true> read;
         cuda_launch(fast_forward_kernel<D, SP, 2, DECAY, true>, dim3((unsigned)blocks), dim3(read::THREADS),
                     read::SHARED, stream, *call, *run, 0);

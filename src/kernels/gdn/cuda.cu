@@ -8,8 +8,8 @@ struct gdn_room { /* bytes */
 
 static gdn_room gdn_bytes(const gdn_args *a, int64_t chunks, size_t element)
 {
-    size_t heads = (size_t)(a->batch * a->heads), n = heads * (size_t)chunks, K = (size_t)a->dim_k, V = (size_t)a->dim_v,
-           blocks = (size_t)kernel_blocks(a->dim_k, TILE);
+    size_t heads = (size_t)(a->batch * a->heads), n = heads * (size_t)chunks, K = (size_t)a->dim_k,
+           V = (size_t)a->dim_v, blocks = (size_t)kernel_blocks(a->dim_k, TILE);
     gdn_room r;
     r.states = kernel_round64(n * K * V * sizeof(float));
     r.inverse = kernel_round64(n * TILE * TILE * element);
@@ -88,7 +88,8 @@ template <typename T> static size_t tiles_bytes(int64_t tiles)
 }
 
 template <typename T>
-static void run_scan(const kernel_run *run, const gdn_args *a, const gdn_view<T> &p, const float *in, float *out)
+static void run_scan(const kernel_run *run, const gdn_args *a, const gdn_view<T> &p, const float *in,
+                     float *out)
 {
     dim3 grid((unsigned)(a->batch * a->heads), (unsigned)kernel_blocks(a->dim_v, TILE));
     int64_t blocks = kernel_blocks(p.K, TILE), stages = sizeof(T) == 2 ? 2 : 1;
@@ -97,11 +98,14 @@ static void run_scan(const kernel_run *run, const gdn_args *a, const gdn_view<T>
     cuda_launch(kernel, grid, dim3(TILE_THREADS), shared, (cudaStream_t)run->stream, p, in, out);
 }
 
-template <typename T> static void run_scan_backward(const kernel_run *run, const gdn_args *a, const gdn_view<T> &p)
+template <typename T>
+static void run_scan_backward(const kernel_run *run, const gdn_args *a, const gdn_view<T> &p)
 {
     dim3 grid((unsigned)(a->batch * a->heads), (unsigned)kernel_blocks(a->dim_v, TILE));
     int64_t blocks = kernel_blocks(p.K, TILE), stages = sizeof(T) == 2 ? 2 : 1;
-    auto kernel = blocks <= 1 ? gdn_scan_backward<T, 1> : blocks == 2 ? gdn_scan_backward<T, 2> : gdn_scan_backward_wide<T>;
+    auto kernel = blocks <= 1   ? gdn_scan_backward<T, 1>
+                  : blocks == 2 ? gdn_scan_backward<T, 2>
+                                : gdn_scan_backward_wide<T>;
     size_t shared = tiles_bytes<T>(blocks > 2 ? 4 : stages * (3 * blocks + 2) + blocks);
     cuda_launch(kernel, grid, dim3(TILE_THREADS), shared, (cudaStream_t)run->stream, p);
 }
@@ -128,11 +132,12 @@ template <typename T> static void gdn_forward(const kernel_run *run, const gdn_a
         gdn_layout(p, room, &memory);
         float *carry = (float *)memory;
         if (p.chunks > 0)
-            cuda_launch(gdn_prepare<T>, dim3((unsigned)(heads * p.chunks)), dim3(TILE_THREADS), gdn_shared<float>(2),
-                        (cudaStream_t)run->stream, p);
+            cuda_launch(gdn_prepare<T>, dim3((unsigned)(heads * p.chunks)), dim3(TILE_THREADS),
+                        gdn_shared<float>(2), (cudaStream_t)run->stream, p);
         run_scan(run, a, p, done ? carry : in, last ? out : carry);
         if (p.chunks > 0)
-            cuda_launch(gdn_output<T>, dim3((unsigned)(heads * p.chunks), (unsigned)kernel_blocks(a->dim_v, TILE)),
+            cuda_launch(gdn_output<T>,
+                        dim3((unsigned)(heads * p.chunks), (unsigned)kernel_blocks(a->dim_v, TILE)),
                         dim3(TILE_THREADS), gdn_shared<T>(3), (cudaStream_t)run->stream, p, (T *)a->o);
         if (last) break;
     }
@@ -159,9 +164,10 @@ template <typename T> static void gdn_backward(const kernel_run *run, const gdn_
     run_scan_backward(run, a, p);
     cuda_launch(gdn_squares_backward<T>, dim3(chunks), dim3(TILE_THREADS),
                 gdn_shared<T>(4) + tile_of<float>::SIZE * sizeof(float), stream, p, (T *)a->d_v);
-    cuda_launch(gdn_keys_backward<T>, dim3(chunks, keys), dim3(TILE_THREADS), gdn_shared<T>(sizeof(T) == 2 ? 6 : 5), stream, p,
-                (T *)a->d_q, (T *)a->d_k);
-    cuda_launch(gdn_gates_backward<T>, dim3(chunks), dim3(TILE), 0, stream, p, (T *)a->d_beta, (T *)a->d_g, (int)keys);
+    cuda_launch(gdn_keys_backward<T>, dim3(chunks, keys), dim3(TILE_THREADS),
+                gdn_shared<T>(sizeof(T) == 2 ? 6 : 5), stream, p, (T *)a->d_q, (T *)a->d_k);
+    cuda_launch(gdn_gates_backward<T>, dim3(chunks), dim3(TILE), 0, stream, p, (T *)a->d_beta, (T *)a->d_g,
+                (int)keys);
 }
 
 #define GDN_ENTRIES(type, T)                                                                                 \

@@ -8,7 +8,8 @@
 
 enum { GDN_D_BETA, GDN_D_GATE, GDN_BY_BLOCK, GDN_X = 0, GDN_Y = 1, GDN_Z = 2, GDN_SHARES = 3 };
 
-template <typename T> static __device__ inline float *gdn_row(const gdn_view<T> &p, int64_t index, int64_t which)
+template <typename T>
+static __device__ inline float *gdn_row(const gdn_view<T> &p, int64_t index, int64_t which)
 {
     int64_t blocks = (p.K + TILE - 1) / TILE;
     return p.rows + (index * (GDN_BY_BLOCK + GDN_SHARES * blocks) + which) * TILE;
@@ -46,10 +47,9 @@ template <typename T> __global__ void __launch_bounds__(TILE_THREADS) gdn_correc
     strip_to_memory(sum, p.late + note, p.V, TILE, values, p.scale);
 }
 
-/* D and d_U, from the last chunk to the first, as gdn_scan. Shared: stages of (q, k and W: KB tiles each, d_U, d_o),
- * then KB tiles of D. */
-template <typename T, int KB>
-__global__ void __launch_bounds__(TILE_THREADS) gdn_scan_backward(gdn_view<T> p)
+/* D and d_U, from the last chunk to the first, as gdn_scan. Shared: stages of (q, k and W: KB tiles each,
+ * d_U, d_o), then KB tiles of D. */
+template <typename T, int KB> __global__ void __launch_bounds__(TILE_THREADS) gdn_scan_backward(gdn_view<T> p)
 {
     const int SIZE = tile_of<T>::SIZE, STAGE = (3 * KB + 2) * SIZE;
     const bool AHEAD = sizeof(T) == 2;
@@ -84,7 +84,8 @@ __global__ void __launch_bounds__(TILE_THREADS) gdn_scan_backward(gdn_view<T> p)
 #pragma unroll
         for (int k = 0; k < KB; k++) {
             strip_to_tile(D[k], td + k * SIZE);
-            strip_to_memory(D[k], p.grads + (index * p.K + k * TILE) * p.V + value, p.V, gdn_most(p.K, k * TILE), values, 1);
+            strip_to_memory(D[k], p.grads + (index * p.K + k * TILE) * p.V + value, p.V,
+                            gdn_most(p.K, k * TILE), values, 1);
         }
         if (AHEAD && chunk > 0)
             copy_async_wait<1>();
@@ -123,8 +124,8 @@ template <typename T> __global__ void __launch_bounds__(TILE_THREADS) gdn_scan_b
     strip h, sum;
     strip_zero(h);
     for (int64_t k = 0; k < p.K; k += TILE)
-        strip_to_memory(h, p.grads + (head * p.chunks + p.chunks - 1) * size + k * p.V + value, p.V, gdn_most(p.K, k),
-                        values, 1);
+        strip_to_memory(h, p.grads + (head * p.chunks + p.chunks - 1) * size + k * p.V + value, p.V,
+                        gdn_most(p.K, k), values, 1);
     for (int64_t chunk = p.chunks - 1; chunk >= 0; chunk--) {
         gdn_place x = gdn_at(p, head, chunk);
         gdn_fades fade = gdn_fades_of(p, x.index);
@@ -181,15 +182,17 @@ static __device__ inline void gdn_write_rows(float *to, const float total[2])
         for (int half = 0; half < 2; half++) to[16 * tile_warp() + tile_lane() / 4 + 8 * half] = total[half];
 }
 
-/* d_R = N^T d_U (over d_U), d_v, the gradients of q k^T and k k^T, and what they give to d_beta and the gates.
- * Grid: chunks of all heads. */
-template <typename T> __global__ void __launch_bounds__(TILE_THREADS) gdn_squares_backward(gdn_view<T> p, T *d_v)
+/* d_R = N^T d_U (over d_U), d_v, the gradients of q k^T and k k^T, and what they give to d_beta and the
+ * gates. Grid: chunks of all heads. */
+template <typename T>
+__global__ void __launch_bounds__(TILE_THREADS) gdn_squares_backward(gdn_view<T> p, T *d_v)
 {
     const int SIZE = tile_of<T>::SIZE, LD = tile_of<T>::LD, ROW = tile_of<float>::LD;
     CUDA_DYNAMIC_SHARED(char, shared);
     gdn_gates *s = reinterpret_cast<gdn_gates *>(shared);
     float *both = reinterpret_cast<float *>(s + 1);
-    T *tn = reinterpret_cast<T *>(both + tile_of<float>::SIZE), *tu = tn + SIZE, *to = tu + SIZE, *tr = to + SIZE;
+    T *tn = reinterpret_cast<T *>(both + tile_of<float>::SIZE), *tu = tn + SIZE, *to = tu + SIZE,
+      *tr = to + SIZE;
     gdn_place x = gdn_at(p, blockIdx.x / p.chunks, blockIdx.x % p.chunks);
     strip d_qk, d_kk;
     float d_beta[2] = {0, 0};
@@ -247,7 +250,8 @@ template <typename T> __global__ void __launch_bounds__(TILE_THREADS) gdn_square
                 d_qk.x[n][e] *= p.scale;
                 d_kk.x[n][e] *= -s->beta[r];
                 by_beta += m;
-                both[r * ROW + 8 * n + tile_lane() % 4 * 2 + e % 2] = d_qk.x[n][e] * qk.x[n][e] + m * s->beta[r];
+                both[r * ROW + 8 * n + tile_lane() % 4 * 2 + e % 2] =
+                    d_qk.x[n][e] * qk.x[n][e] + m * s->beta[r];
             }
         by_beta += __shfl_xor_sync(CUDA_FULL_WARP, by_beta, 1);
         by_beta += __shfl_xor_sync(CUDA_FULL_WARP, by_beta, 2);
@@ -291,11 +295,13 @@ __global__ void __launch_bounds__(TILE_THREADS) gdn_keys_backward(gdn_view<T> p,
         tile_load(t0, p.d_U + own, p.V, TILE, values);
         tile_load(t1, p.d_o + x.at * p.V + value, p.heads * p.V, x.rows, values);
         tile_load(t2, p.U + own, p.V, TILE, values);
-        tile_load_split(t3, t5, p.states + state, p.V, keys, values); /* the gates' gradients are small differences */
+        tile_load_split(t3, t5, p.states + state, p.V, keys,
+                        values); /* the gates' gradients are small differences */
         tile_load(t4, p.grads + state, p.V, keys, values);
         for (int e = (int)threadIdx.x; e < keys * TILE; e += TILE_THREADS)
             if (e % TILE < values)
-                fading += p.states[state + e / TILE * p.V + e % TILE] * p.grads[state + e / TILE * p.V + e % TILE];
+                fading +=
+                    p.states[state + e / TILE * p.V + e % TILE] * p.grads[state + e / TILE * p.V + e % TILE];
         __syncthreads();
         tile_product<false, true>(X, t0, t3, 0, values, keys);
         tile_product<false, true>(Y, t1, t3, 0, values, keys);
@@ -337,15 +343,15 @@ __global__ void __launch_bounds__(TILE_THREADS) gdn_keys_backward(gdn_view<T> p,
 }
 
 /* d_beta and d_g from their shares. Grid: chunks of all heads, 64 threads. */
-template <typename T>
-__global__ void gdn_gates_backward(gdn_view<T> p, T *d_beta, T *d_g, int blocks)
+template <typename T> __global__ void gdn_gates_backward(gdn_view<T> p, T *d_beta, T *d_g, int blocks)
 {
     __shared__ float gate[TILE], ends[TILE];
     gdn_place x = gdn_at(p, blockIdx.x / p.chunks, blockIdx.x % p.chunks);
     int t = (int)threadIdx.x;
     float share[GDN_SHARES] = {};
     for (int b = 0; b < blocks; b++)
-        for (int i = 0; i < GDN_SHARES; i++) share[i] += gdn_row(p, x.index, GDN_BY_BLOCK + GDN_SHARES * b + i)[t];
+        for (int i = 0; i < GDN_SHARES; i++)
+            share[i] += gdn_row(p, x.index, GDN_BY_BLOCK + GDN_SHARES * b + i)[t];
     bool there = t < x.rows;
     float beta = there ? cuda_load(p.beta + x.at + t * p.heads) : 0;
     ends[t] = share[GDN_Z];

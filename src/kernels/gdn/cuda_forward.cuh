@@ -27,7 +27,8 @@ struct gdn_place {
     int rows;
 };
 
-template <typename T> static __device__ inline gdn_place gdn_at(const gdn_view<T> &p, int64_t head, int64_t chunk)
+template <typename T>
+static __device__ inline gdn_place gdn_at(const gdn_view<T> &p, int64_t head, int64_t chunk)
 {
     gdn_place x;
     x.head = head, x.chunk = chunk, x.index = head * p.chunks + chunk;
@@ -77,8 +78,8 @@ template <bool DIAGONAL> static __device__ inline void gdn_fade(strip &x, const 
     });
 }
 
-/* N = (I + M)^-1 in place, M strictly lower in a tile of floats: blocks of 16 on the diagonal first, then those
- * below, N_ij = -N_ii sum_k M_ik N_kj. `room` is another tile. Starts and ends with a barrier. */
+/* N = (I + M)^-1 in place, M strictly lower in a tile of floats: blocks of 16 on the diagonal first, then
+ * those below, N_ij = -N_ii sum_k M_ik N_kj. `room` is another tile. Starts and ends with a barrier. */
 static __device__ inline void gdn_invert(float *M, float *room)
 {
     const int LD = tile_of<float>::LD, B = 16;
@@ -114,7 +115,8 @@ static __device__ inline void gdn_invert(float *M, float *room)
                 else
 #pragma unroll
                     for (int k = 0; k < B; k++)
-                        sum -= room[row * LD + (block + away) * B + k] * room[((block + away) * B + k) * LD + column];
+                        sum -= room[row * LD + (block + away) * B + k] *
+                               room[((block + away) * B + k) * LD + column];
                 sums[n] = sum;
             }
             __syncthreads();
@@ -209,12 +211,13 @@ static __device__ inline void gdn_scale(strip &x, float by)
 /* 64 x 64 floats between memory and a strip; NULL reads as zeros. */
 static __device__ inline void gdn_read(strip &x, const float *from, int64_t stride, int rows, int columns)
 {
-    strip_each(x, [&](int r, int c, float &y) { y = from && r < rows && c < columns ? from[r * stride + c] : 0; });
+    strip_each(
+        x, [&](int r, int c, float &y) { y = from && r < rows && c < columns ? from[r * stride + c] : 0; });
 }
 
-/* The states, chunk after chunk, for up to KB * 64 key channels, which stay in registers; U becomes what it is
- * with them. In bf16 the next chunk loads meanwhile. Grid: batch * heads, blocks of 64 values. Shared: stages of
- * (W and k: KB tiles each, U), then KB tiles of the state. */
+/* The states, chunk after chunk, for up to KB * 64 key channels, which stay in registers; U becomes what it
+ * is with them. In bf16 the next chunk loads meanwhile. Grid: batch * heads, blocks of 64 values. Shared:
+ * stages of (W and k: KB tiles each, U), then KB tiles of the state. */
 template <typename T, int KB>
 __global__ void __launch_bounds__(TILE_THREADS) gdn_scan(gdn_view<T> p, const float *in, float *out)
 {
@@ -227,7 +230,8 @@ __global__ void __launch_bounds__(TILE_THREADS) gdn_scan(gdn_view<T> p, const fl
     strip state[KB];
 #pragma unroll
     for (int k = 0; k < KB; k++)
-        gdn_read(state[k], in ? in + (head * p.K + k * TILE) * p.V + value : nullptr, p.V, gdn_most(p.K, k * TILE), values);
+        gdn_read(state[k], in ? in + (head * p.K + k * TILE) * p.V + value : nullptr, p.V,
+                 gdn_most(p.K, k * TILE), values);
     auto load = [&](int64_t chunk, int at) {
         gdn_place x = gdn_at(p, head, chunk);
         T *tw = stage + at * STAGE, *tk = tw + KB * SIZE;
@@ -250,8 +254,8 @@ __global__ void __launch_bounds__(TILE_THREADS) gdn_scan(gdn_view<T> p, const fl
 #pragma unroll
         for (int k = 0; k < KB; k++) {
             strip_to_tile(state[k], ts + k * SIZE);
-            strip_to_memory(state[k], p.states + (index * p.K + k * TILE) * p.V + value, p.V, gdn_most(p.K, k * TILE),
-                            values, 1);
+            strip_to_memory(state[k], p.states + (index * p.K + k * TILE) * p.V + value, p.V,
+                            gdn_most(p.K, k * TILE), values, 1);
         }
         if (AHEAD && chunk + 1 < p.chunks)
             copy_async_wait<1>();
@@ -278,7 +282,8 @@ __global__ void __launch_bounds__(TILE_THREADS) gdn_scan(gdn_view<T> p, const fl
 #pragma unroll
     for (int k = 0; k < KB; k++)
         if (out)
-            strip_to_memory(state[k], out + (head * p.K + k * TILE) * p.V + value, p.V, gdn_most(p.K, k * TILE), values, 1);
+            strip_to_memory(state[k], out + (head * p.K + k * TILE) * p.V + value, p.V,
+                            gdn_most(p.K, k * TILE), values, 1);
 }
 
 /* The same for any number of key channels, the state in memory. Shared: tiles of W or k, the state, U. */
@@ -313,7 +318,8 @@ __global__ void __launch_bounds__(TILE_THREADS) gdn_scan_wide(gdn_view<T> p, con
             __syncthreads();
             tile_product<false, false>(sum, tx, ts);
         }
-        strip_each(sum, [&](int r, int c, float &y) { y = (c < values ? cuda_load(u + r * p.V + c) : 0) - y; });
+        strip_each(sum,
+                   [&](int r, int c, float &y) { y = (c < values ? cuda_load(u + r * p.V + c) : 0) - y; });
         strip_to_memory(sum, u, p.V, TILE, values, 1);
         gdn_scale_rows(sum, fade.end);
         strip_to_tile(sum, tu);
@@ -366,8 +372,7 @@ template <typename T> __global__ void __launch_bounds__(TILE_THREADS) gdn_output
 enum { STEP_MOST = 4, STEP_COLUMNS = 32, STEP_WARPS = 8 };
 
 /* Each thread holds one column of the state. Grid: blocks of values, batch * heads. */
-template <typename T>
-__global__ void gdn_step(gdn_view<T> p, T *o, const float *in, float *out)
+template <typename T> __global__ void gdn_step(gdn_view<T> p, T *o, const float *in, float *out)
 {
     __shared__ float room[STEP_WARPS][STEP_COLUMNS];
     int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;

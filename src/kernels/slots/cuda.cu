@@ -60,17 +60,18 @@ template <typename T> static gated<T> slots_pass(const slots_args *a, int over_v
 
 /* Weights of the slots from the states at chunk starts. */
 template <typename T>
-static void run_weights(const kernel_run *run, const slots_args *a, const gated<T> &keys, T *weights, float *logits)
+static void run_weights(const kernel_run *run, const slots_args *a, const gated<T> &keys, T *weights,
+                        float *logits)
 {
     cudaStream_t stream = (cudaStream_t)run->stream;
     bool direct = a->slots <= TILE;
     cuda_launch(slots_weights<T>, gated_grid(keys, a->batch, a->slots), dim3(TILE_THREADS),
-                gated_shared<T>(sizeof(T) == 4 ? 3 : 4), stream, keys, (const T *)a->q, (float)a->scale, weights,
-                direct ? (float *)nullptr : logits);
+                gated_shared<T>(sizeof(T) == 4 ? 3 : 4), stream, keys, (const T *)a->q, (float)a->scale,
+                weights, direct ? (float *)nullptr : logits);
     int64_t rows = a->batch * keys.q_total * a->heads;
     if (!direct)
-        cuda_launch(slots_softmax_rows<T>, dim3((unsigned)kernel_blocks(rows, ROW_WARPS)), dim3(32 * ROW_WARPS), 0,
-                    stream, (const float *)logits, weights, a->slots, rows);
+        cuda_launch(slots_softmax_rows<T>, dim3((unsigned)kernel_blocks(rows, ROW_WARPS)),
+                    dim3(32 * ROW_WARPS), 0, stream, (const float *)logits, weights, a->slots, rows);
 }
 
 template <typename T> static void run_step(const kernel_run *run, const slots_args *a)
@@ -79,8 +80,8 @@ template <typename T> static void run_step(const kernel_run *run, const slots_ar
     cuda_launch(slots_step<T>, dim3((unsigned)(a->batch * a->heads)), dim3(STEP_THREADS),
                 (size_t)(3 * a->slots + groups * a->dim_v) * sizeof(float), (cudaStream_t)run->stream,
                 (const T *)a->q, (const T *)a->k, (const T *)a->v, (const T *)a->g, (T *)a->o,
-                (const float *)a->state_in, (float *)a->state_out, a->length, a->heads, a->dim_k, a->dim_v, a->slots,
-                (float)a->scale);
+                (const float *)a->state_in, (float *)a->state_out, a->length, a->heads, a->dim_k, a->dim_v,
+                a->slots, (float)a->scale);
 }
 
 template <typename T> static void slots_forward(const kernel_run *run, const slots_args *a)
@@ -139,9 +140,9 @@ template <typename T> static void slots_backward(const kernel_run *run, const sl
     gated_run_local<T, true>(run, values, a->batch);
     gated_run_scan<T, true>(run, values, a->batch, nullptr, nullptr);
     gated_run_backward(run, values, a->batch, of_values, (T *)a->d_v);
-    cuda_launch(slots_softmax_backward<T>, dim3((unsigned)kernel_blocks(rows, ROW_WARPS)), dim3(32 * ROW_WARPS), 0,
-                (cudaStream_t)run->stream, (const T *)weights, d_weights, (float)a->scale,
-                a->slots, rows);
+    cuda_launch(slots_softmax_backward<T>, dim3((unsigned)kernel_blocks(rows, ROW_WARPS)),
+                dim3(32 * ROW_WARPS), 0, (cudaStream_t)run->stream, (const T *)weights, d_weights,
+                (float)a->scale, a->slots, rows);
     gated_run_local<T, true>(run, keys, a->batch);
     gated_run_scan<T, true>(run, keys, a->batch, nullptr, nullptr);
     gated_run_backward(run, keys, a->batch, of_keys, (T *)a->d_k);

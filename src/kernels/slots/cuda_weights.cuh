@@ -32,14 +32,16 @@ static __device__ inline void slots_softmax(strip &x, int columns)
 }
 
 /* p: the pass over keys (q the queries, v the keys). Up to 64 slots their weights go to `weights`, else the
- * logits go to `logits`; both are addressed like p.q_total says. Grid: chunks of all heads, blocks of slots. */
+ * logits go to `logits`; both are addressed like p.q_total says. Grid: chunks of all heads, blocks of slots.
+ */
 template <typename T>
 __global__ void __launch_bounds__(TILE_THREADS)
     slots_weights(gated<T> p, const T *q, float scale, T *weights, float *logits)
 {
     CUDA_DYNAMIC_SHARED(char, shared);
     gated_sums *s = reinterpret_cast<gated_sums *>(shared);
-    T *tq = reinterpret_cast<T *>(s + 1), *tk = tq + tile_of<T>::SIZE, *th = tk + tile_of<T>::SIZE; /* th: floats */
+    T *tq = reinterpret_cast<T *>(s + 1), *tk = tq + tile_of<T>::SIZE,
+      *th = tk + tile_of<T>::SIZE; /* th: floats */
     gated_place x = gated_here(p);
     int64_t slot = (int64_t)blockIdx.y * TILE, stride = p.heads * p.values;
     gated_keys<T> w = gated_keys_at(p, x, slot);
@@ -63,7 +65,8 @@ __global__ void __launch_bounds__(TILE_THREADS)
     tile_fill(tk, w.k, w.stride, x.rows, w.columns,
               [&](float y, int r, int c) { return w.key(y) * gated_down(s, r, c, harsh); });
     __syncthreads();
-    strip_each(out, [&](int r, int c, float &y) { y *= __expf(s->first[c] + (harsh ? GATED_G(s, r, c) : 0)); });
+    strip_each(out,
+               [&](int r, int c, float &y) { y *= __expf(s->first[c] + (harsh ? GATED_G(s, r, c) : 0)); });
     if (harsh)
         gated_mix_harsh<false>(out, s, tq, tk, w.columns, reinterpret_cast<float *>(th));
     else
@@ -92,13 +95,15 @@ __global__ void slots_softmax_rows(const float *logits, T *weights, int64_t S, i
     top = warp_max(top);
     for (int64_t j = tile_lane(); j < S; j += 32) sum += __expf(x[j] - top);
     float inverse = 1 / warp_sum(sum);
-    for (int64_t j = tile_lane(); j < S; j += 32) cuda_store(weights + row * S + j, __expf(x[j] - top) * inverse);
+    for (int64_t j = tile_lane(); j < S; j += 32)
+        cuda_store(weights + row * S + j, __expf(x[j] - top) * inverse);
 }
 
-/* d = scale weights (d - sum of weights d), one warp per row: gradients of weights become those of logits, in float
- * because they add up to 0. */
+/* d = scale weights (d - sum of weights d), one warp per row: gradients of weights become those of logits, in
+ * float because they add up to 0. */
 template <typename T>
-__global__ void slots_softmax_backward(const T *weights, float *d_weights, float scale, int64_t S, int64_t rows)
+__global__ void slots_softmax_backward(const T *weights, float *d_weights, float scale, int64_t S,
+                                       int64_t rows)
 {
     int64_t row = (int64_t)blockIdx.x * ROW_WARPS + threadIdx.x / 32;
     if (row >= rows) return;
@@ -107,8 +112,7 @@ __global__ void slots_softmax_backward(const T *weights, float *d_weights, float
     float mean = 0, total = 0; /* rounded weights do not add up to 1, and d must add up to 0 */
     for (int64_t j = tile_lane(); j < S; j += 32) mean += cuda_load(p + j) * d[j], total += cuda_load(p + j);
     mean = warp_sum(mean) / warp_sum(total);
-    for (int64_t j = tile_lane(); j < S; j += 32)
-        d[j] = scale * cuda_load(p + j) * (d[j] - mean);
+    for (int64_t j = tile_lane(); j < S; j += 32) d[j] = scale * cuda_load(p + j) * (d[j] - mean);
 }
 
 /* ---- a few tokens ---- */
@@ -155,7 +159,8 @@ __global__ void slots_step(const T *q, const T *k, const T *v, const T *g, T *o,
             float value = cuda_load(v + at * V + c), sum = 0;
 #pragma unroll 4
             for (int64_t j = cell / V; j < S; j += groups) {
-                float before = state ? state[j * row + K + c] : 0, after = keep[j] * before + write[j] * value;
+                float before = state ? state[j * row + K + c] : 0,
+                      after = keep[j] * before + write[j] * value;
                 out[j * row + K + c] = after;
                 sum += weight[j] * after;
             }

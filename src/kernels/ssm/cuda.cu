@@ -16,8 +16,9 @@ static ssm_room ssm_bytes(const ssm_args *a)
     r.sums = kernel_round64((size_t)a->batch * SSM_SUMS * 2 * per_mode);
     r.skip = kernel_round64((size_t)(a->batch * a->channels) * sizeof(float));
     r.steps = kernel_round64((size_t)(a->channels * a->modes) * sizeof(double));
-    r.outputs =
-        a->modes > SSM_AT_ONCE ? kernel_round64((size_t)(a->batch * a->length * a->channels) * sizeof(float)) : 0;
+    r.outputs = a->modes > SSM_AT_ONCE
+                    ? kernel_round64((size_t)(a->batch * a->length * a->channels) * sizeof(float))
+                    : 0;
     return r;
 }
 
@@ -42,7 +43,8 @@ template <typename T> static ssm_view<T> ssm_begin(const kernel_run *run, const 
     p.length = a->length, p.channels = a->channels, p.all_modes = a->modes;
     int64_t count = a->channels * a->modes;
     cuda_launch(ssm_table, dim3((unsigned)kernel_blocks(count, 128)), dim3(128), 0, (cudaStream_t)run->stream,
-                (const float *)a->log_step, (const float *)a->c_re, (const float *)a->c_im, table, a->channels, a->modes);
+                (const float *)a->log_step, (const float *)a->c_re, (const float *)a->c_im, table,
+                a->channels, a->modes);
     return p;
 }
 
@@ -72,7 +74,8 @@ static void run_scans(const kernel_run *run, const ssm_args *a, ssm_view<T> p, T
         p.modes = (int)kernel_min(SSM_AT_ONCE, a->modes - first);
         p.sum_before = first ? outputs : nullptr;
         p.sum_after = first + SSM_AT_ONCE < a->modes ? outputs : nullptr;
-        cuda_launch(ssm_scan_for<T, REVERSE>(p.modes), ssm_grid(a), dim3(SSM_THREADS), 0, (cudaStream_t)run->stream, p, to);
+        cuda_launch(ssm_scan_for<T, REVERSE>(p.modes), ssm_grid(a), dim3(SSM_THREADS), 0,
+                    (cudaStream_t)run->stream, p, to);
     }
 }
 
@@ -102,17 +105,18 @@ template <typename T> static void ssm_backward(const kernel_run *run, const ssm_
     for (int64_t first = 0; first < a->modes; first += at_once) {
         p.first_mode = (int)first;
         p.modes = (int)kernel_min(at_once, a->modes - first);
-        auto kernel = a->state_in ? ssm_sensitivities_for<T, true>(p.modes) : ssm_sensitivities_for<T, false>(p.modes);
+        auto kernel =
+            a->state_in ? ssm_sensitivities_for<T, true>(p.modes) : ssm_sensitivities_for<T, false>(p.modes);
         cuda_launch(kernel, ssm_grid(a), dim3(SSM_THREADS), 0, (cudaStream_t)run->stream, p);
     }
     double *steps = (double *)((char *)p.d_skip + ssm_bytes(a).skip);
     cuda_launch(ssm_mode_gradients, dim3(ssm_grid(a).x, (unsigned)a->modes), dim3(SSM_THREADS), 0,
-                (cudaStream_t)run->stream, (const float *)p.sums, (const float *)a->log_step, (const float *)a->c_re,
-                (const float *)a->c_im, (float *)a->d_c_re, (float *)a->d_c_im, steps, a->batch, a->channels, a->modes,
-                (int)(a->state_in != nullptr));
+                (cudaStream_t)run->stream, (const float *)p.sums, (const float *)a->log_step,
+                (const float *)a->c_re, (const float *)a->c_im, (float *)a->d_c_re, (float *)a->d_c_im, steps,
+                a->batch, a->channels, a->modes, (int)(a->state_in != nullptr));
     cuda_launch(ssm_channel_gradients, dim3((unsigned)kernel_blocks(a->channels, 64)), dim3(64), 0,
-                (cudaStream_t)run->stream, (const double *)steps, (const float *)p.d_skip, (float *)a->d_log_step,
-                (float *)a->d_d, a->batch, a->channels, a->modes);
+                (cudaStream_t)run->stream, (const double *)steps, (const float *)p.d_skip,
+                (float *)a->d_log_step, (float *)a->d_d, a->batch, a->channels, a->modes);
 }
 
 #define SSM_ENTRIES(type, T)                                                                                 \

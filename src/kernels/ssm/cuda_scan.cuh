@@ -1,7 +1,7 @@
 /* Diagonal state space on CUDA. A block takes 32 neighbouring channels of one sequence, its warps share the
  * modes; each thread scans up to MOST modes of one channel in registers, 32 tokens at a time, and the warps'
- * shares of the outputs are added in shared memory. With x = h / b the recurrence is x_t = a x_{t-1} + u_t and
- * y_t = Re(sum R x_t), R = 2 C b.
+ * shares of the outputs are added in shared memory. With x = h / b the recurrence is x_t = a x_{t-1} + u_t
+ * and y_t = Re(sum R x_t), R = 2 C b.
  *
  * Backward keeps no states: d_u comes from the scan back in time, and the parameters' gradients from the
  * derivative s of x with respect to a, s_t = a s_{t-1} + x_{t-1}, carried forward along with x. */
@@ -11,10 +11,19 @@
 #include "kernels/kernel.h"
 
 enum { SSM_CHANNELS = 32, SSM_WARPS = 8, SSM_THREADS = 256, SSM_TOKENS = 32, SSM_MOST = 16 };
-enum { SSM_A_RE, SSM_A_IM, SSM_R_RE, SSM_R_IM, SSM_B_RE, SSM_B_IM, SSM_COEFFICIENTS }; /* rows [modes, channels] */
-enum { SSM_R, SSM_S, SSM_P, SSM_Q, SSM_SUMS };                                         /* complex sums over tokens */
+enum {
+    SSM_A_RE,
+    SSM_A_IM,
+    SSM_R_RE,
+    SSM_R_IM,
+    SSM_B_RE,
+    SSM_B_IM,
+    SSM_COEFFICIENTS
+};                                             /* rows [modes, channels] */
+enum { SSM_R, SSM_S, SSM_P, SSM_Q, SSM_SUMS }; /* complex sums over tokens */
 
-struct ssm_zoh { /* a = e^{A step}, b = (a - 1) / A and their derivatives with respect to log_step, in double */
+struct ssm_zoh { /* a = e^{A step}, b = (a - 1) / A and their derivatives with respect to log_step, in double
+                  */
     double a_re, a_im, b_re, b_im, da_re, da_im, db_re, db_im;
 };
 
@@ -68,7 +77,8 @@ static __device__ inline float ssm_coefficient(const ssm_view<T> &p, int row, in
 
 /* x = h / b of the carried state. */
 template <typename T>
-static __device__ inline void ssm_enter(const ssm_view<T> &p, int64_t b, int n, int64_t c, float &re, float &im)
+static __device__ inline void ssm_enter(const ssm_view<T> &p, int64_t b, int n, int64_t c, float &re,
+                                        float &im)
 {
     re = im = 0;
     if (!p.state_in || n >= p.modes || c >= p.channels) return;
@@ -80,18 +90,20 @@ static __device__ inline void ssm_enter(const ssm_view<T> &p, int64_t b, int n, 
 
 /* 32 tokens of 32 channels to shared memory, zero beyond the sequence. */
 template <typename T>
-static __device__ inline void ssm_load(float tile[SSM_TOKENS][SSM_CHANNELS], const ssm_view<T> &p, const T *from,
-                                       int64_t b, int64_t t0, int64_t c)
+static __device__ inline void ssm_load(float tile[SSM_TOKENS][SSM_CHANNELS], const ssm_view<T> &p,
+                                       const T *from, int64_t b, int64_t t0, int64_t c)
 {
     for (int t = (int)threadIdx.x / 32; t < SSM_TOKENS; t += SSM_WARPS)
-        tile[t][threadIdx.x % 32] =
-            t0 + t < p.length && c < p.channels ? cuda_load(from + (b * p.length + t0 + t) * p.channels + c) : 0;
+        tile[t][threadIdx.x % 32] = t0 + t < p.length && c < p.channels
+                                        ? cuda_load(from + (b * p.length + t0 + t) * p.channels + c)
+                                        : 0;
 }
 
 /* The warps' shares added up, with the skip connection, to memory. */
 template <typename T>
-static __device__ inline void ssm_store(float (*part)[SSM_TOKENS][SSM_CHANNELS], float in[SSM_TOKENS][SSM_CHANNELS],
-                                        const ssm_view<T> &p, T *to, int64_t b, int64_t t0, int64_t c)
+static __device__ inline void ssm_store(float (*part)[SSM_TOKENS][SSM_CHANNELS],
+                                        float in[SSM_TOKENS][SSM_CHANNELS], const ssm_view<T> &p, T *to,
+                                        int64_t b, int64_t t0, int64_t c)
 {
     int lane = (int)threadIdx.x % 32;
     for (int t = (int)threadIdx.x / 32; t < SSM_TOKENS; t += SSM_WARPS) {
@@ -224,11 +236,13 @@ __global__ void __launch_bounds__(SSM_THREADS) ssm_sensitivities(ssm_view<T> p)
     if (warp == 0 && p.first_mode == 0) p.d_skip[b * p.channels + c] = d_skip;
 }
 
-/* Parameter gradients of one mode of 32 channels: sums over the batch in a fixed order, in double. h = b r + p, dh/da
- * = b s + q, dh/db = r. steps [modes, channels] takes each mode's share of d_log_step. Grid: blocks of channels, modes. */
+/* Parameter gradients of one mode of 32 channels: sums over the batch in a fixed order, in double. h = b r +
+ * p, dh/da = b s + q, dh/db = r. steps [modes, channels] takes each mode's share of d_log_step. Grid: blocks
+ * of channels, modes. */
 static __global__ void __launch_bounds__(SSM_THREADS)
-    ssm_mode_gradients(const float *sums, const float *log_step, const float *c_re, const float *c_im, float *d_c_re,
-                       float *d_c_im, double *steps, int64_t batch, int64_t channels, int64_t modes, int state)
+    ssm_mode_gradients(const float *sums, const float *log_step, const float *c_re, const float *c_im,
+                       float *d_c_re, float *d_c_im, double *steps, int64_t batch, int64_t channels,
+                       int64_t modes, int state)
 {
     __shared__ double room[SSM_WARPS][SSM_CHANNELS];
     int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
@@ -250,8 +264,10 @@ static __global__ void __launch_bounds__(SSM_THREADS)
     ssm_zoh m = ssm_hold(log_step[c], n);
     int64_t e = c * modes + n;
     double re = 2 * (double)c_re[e], im = 2 * (double)c_im[e], *r = z[SSM_R], *s = z[SSM_S];
-    double h_re = m.b_re * r[0] - m.b_im * r[1] + z[SSM_P][0], h_im = m.b_re * r[1] + m.b_im * r[0] + z[SSM_P][1];
-    double g_re = m.b_re * s[0] - m.b_im * s[1] + z[SSM_Q][0], g_im = m.b_re * s[1] + m.b_im * s[0] + z[SSM_Q][1];
+    double h_re = m.b_re * r[0] - m.b_im * r[1] + z[SSM_P][0],
+           h_im = m.b_re * r[1] + m.b_im * r[0] + z[SSM_P][1];
+    double g_re = m.b_re * s[0] - m.b_im * s[1] + z[SSM_Q][0],
+           g_im = m.b_re * s[1] + m.b_im * s[0] + z[SSM_Q][1];
     d_c_re[e] += (float)(2 * h_re);
     d_c_im[e] -= (float)(2 * h_im);
     /* gradients as d re + i d im: the conjugate of 2 C times the sum */
@@ -260,8 +276,8 @@ static __global__ void __launch_bounds__(SSM_THREADS)
 }
 
 /* d_log_step and d_d; one thread per channel. */
-static __global__ void ssm_channel_gradients(const double *steps, const float *d_skip, float *d_log_step, float *d_d,
-                                             int64_t batch, int64_t channels, int64_t modes)
+static __global__ void ssm_channel_gradients(const double *steps, const float *d_skip, float *d_log_step,
+                                             float *d_d, int64_t batch, int64_t channels, int64_t modes)
 {
     int64_t c = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (c >= channels) return;
