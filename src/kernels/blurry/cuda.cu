@@ -55,7 +55,7 @@ static void fill_periods(const bla_shape *s, const double *list, const int64_t *
         p.T = s->period[h];
         p.visible = (const int64_t *)(at + head) + of_head[h] * s->S;
         p.all_visible = visible[(of_head[h] + 1) * s->S - 1];
-        p.raised = s->raised[h];
+        p.raised = s->raised[h] || s->S == 1; /* one slot: phi is 1 whatever the period */
         periods[h] = p;
     }
 }
