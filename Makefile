@@ -54,7 +54,7 @@ bundle:
 # Sanitizer builds keep their own folders; `make asan` and `make tsan` build and run all tests there.
 asan:
 	@$(MAKE) --no-print-directory test BUILD=build-asan BUILD_TYPE=RelWithDebInfo \
-		CMAKE_ARGS="-DBLURRY_SANITIZE=address,undefined"
+		CMAKE_ARGS="-DBLURRY_SANITIZE=address,undefined $(CMAKE_ARGS)"
 tsan:
 	@$(MAKE) --no-print-directory test BUILD=build-tsan BUILD_TYPE=RelWithDebInfo CMAKE_ARGS="-DBLURRY_SANITIZE=thread"
 
