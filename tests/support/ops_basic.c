@@ -220,7 +220,8 @@ void ops_products(void **state)
     static const int64_t linear[][3] = {{0, 16, 70},   {1, 33, 8},     {6, 16, 70},     {77, 33, 8},
                                         {520, 16, 70}, {300, 136, 48}, {1100, 270, 140}};
     for (int i = 0; i < 7; i++)
-        for (int64_t option = i == 6 ? 3 : 0; option < 5; option++) { /* 4: three maps at once */
+        for (int64_t option = i == 6 ? 3 : 0; option < (i == 6 ? 4 : 5);
+             option++) { /* 4: three maps at once */
             int64_t n = linear[i][0], in = linear[i][1], out = linear[i][2], maps = option == 4 ? 3 : 1;
             op_case c = {.family = "linear",
                          .note = maps > 1 ? "several maps"
