@@ -4,6 +4,7 @@
 #include "cli/cli.h"
 #include "cli/options.h"
 #include "cli/sweep_view.h"
+#include "cli/terminal.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -122,7 +123,7 @@ static void list_runs(const blurry_sweep *sweep, const double *seconds)
         blurry_sweep_entry e;
         char time[32];
         if (blurry_sweep_at(sweep, i, &e) != BLURRY_OK) continue;
-        sweep_view_duration(time, sizeof time, seconds[i]);
+        terminal_duration(time, sizeof time, seconds[i]);
         printf("%-12s %.16s %12lld %12lld %9lld %9s  %s\n", e.group, e.key, (long long)e.state_elements,
                (long long)e.parameters, (long long)e.steps, time, e.label);
     }
@@ -139,7 +140,7 @@ static int dry_run(const request *q, const blurry_sweep *sweep)
         char time[32];
         list_runs(sweep, seconds);
         for (int64_t i = 0; i < n; i++) total += seconds[i];
-        sweep_view_duration(time, sizeof time, total);
+        terminal_duration(time, sizeof time, total);
         printf("\n%s: %lld runs, %s one after another (%s); state: elements of all layers\n",
                blurry_sweep_name(sweep), (long long)n, time, source);
     }
@@ -151,7 +152,7 @@ static int dry_run(const request *q, const blurry_sweep *sweep)
 static void print_summary(const request *q, const blurry_sweep_summary *s)
 {
     char time[32];
-    sweep_view_duration(time, sizeof time, s->seconds);
+    terminal_duration(time, sizeof time, s->seconds);
     printf("%s: %lld of %lld done", q->options.database, (long long)s->done, (long long)s->total);
     if (s->diverged) printf(", %lld diverged", (long long)s->diverged);
     if (s->failed) printf(", %lld failed", (long long)s->failed);

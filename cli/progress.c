@@ -1,50 +1,15 @@
 /* The progress display: see progress.h. */
 #include "cli/progress.h"
+#include "cli/terminal.h"
 
 #include <math.h>
-#include <signal.h>
-#include <stdlib.h>
 #include <string.h>
-#include <sys/ioctl.h>
-#include <unistd.h>
-
-static volatile sig_atomic_t stop_wanted;
-
-static void on_signal(int number)
-{
-    stop_wanted = 1;
-    signal(number, SIG_DFL); /* a second one ends the process at once */
-}
 
 void progress_open(progress_view *view, FILE *to, const char *title, int quiet)
 {
-    const char *kind = getenv("TERM");
     *view = (progress_view){.to = to, .title = title, .quiet = quiet, .drawn_at = -1};
-    view->terminal = isatty(fileno(to)) && (!kind || strcmp(kind, "dumb"));
-    struct sigaction action = {.sa_handler = on_signal};
-    sigaction(SIGINT, &action, NULL);
-    sigaction(SIGTERM, &action, NULL);
-}
-
-/* 3661 s as "1:01:01", 61 s as "1:01". */
-static void format_duration(char *text, size_t size, double seconds)
-{
-    if (!isfinite(seconds) || seconds < 0) {
-        snprintf(text, size, "-:--");
-        return;
-    }
-    long long s = (long long)(seconds + 0.5);
-    if (s >= 3600)
-        snprintf(text, size, "%lld:%02lld:%02lld", s / 3600, s / 60 % 60, s % 60);
-    else
-        snprintf(text, size, "%lld:%02lld", s / 60, s % 60);
-}
-
-static int terminal_width(FILE *to)
-{
-    struct winsize size;
-    if (ioctl(fileno(to), TIOCGWINSZ, &size) == 0 && size.ws_col > 20) return size.ws_col;
-    return 80;
+    view->terminal = terminal_is(to);
+    terminal_watch_signals();
 }
 
 static void draw(progress_view *view, const blurry_progress *p)
@@ -54,7 +19,7 @@ static void draw(progress_view *view, const blurry_progress *p)
     int filled = p->steps > 0 ? (int)(BAR * p->step / p->steps) : 0;
     for (int i = 0; i < BAR; i++) bar[i] = i < filled ? '#' : '.';
     bar[BAR] = 0;
-    format_duration(eta, sizeof eta, p->eta_seconds);
+    terminal_duration(eta, sizeof eta, p->eta_seconds);
     if (isfinite(p->accuracy)) snprintf(accuracy, sizeof accuracy, "  accuracy %.2f%%", 100 * p->accuracy);
     int length = snprintf(line, sizeof line, "%s [%s] %lld/%lld  loss %.4f%s  %.1fk tokens/s  ETA %s",
                           view->title, bar, (long long)p->step, (long long)p->steps, view->smooth_loss,
@@ -82,7 +47,7 @@ int progress_show(void *context, const blurry_progress *p)
     view->last.metrics = NULL;
     view->last.json = view->last.reason = NULL;
     view->begun = 1;
-    int stop = stop_wanted || (view->pause_at > 0 && p->step >= view->pause_at);
+    int stop = terminal_stop_wanted() || (view->pause_at > 0 && p->step >= view->pause_at);
     if (view->quiet) return stop;
     if (!view->terminal) {
         if (p->json) {

@@ -1,45 +1,21 @@
 /* The display of a sweep: see sweep_view.h. */
 #include "cli/sweep_view.h"
 #include "blurry/ranks.h"
+#include "cli/terminal.h"
 
 #include <math.h>
-#include <signal.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
 #include <unistd.h>
 
 enum { ROWS_MAX = 40 };
-static volatile sig_atomic_t stop_wanted;
-
-static void on_signal(int number)
-{
-    stop_wanted = 1;
-    signal(number, SIG_DFL);
-}
 
 void sweep_view_open(sweep_view *view, const blurry_sweep *sweep, int quiet)
 {
-    const char *kind = getenv("TERM");
     *view = (sweep_view){.sweep = sweep, .to = stdout, .quiet = quiet};
     /* mpirun gives its ranks a terminal of its own and passes on what they write line by line. */
-    view->terminal = isatty(fileno(stdout)) && (!kind || strcmp(kind, "dumb")) && blurry_ranks_size() < 2;
-    struct sigaction action = {.sa_handler = on_signal};
-    sigaction(SIGINT, &action, NULL);
-    sigaction(SIGTERM, &action, NULL);
-}
-
-void sweep_view_duration(char *text, size_t size, double seconds)
-{
-    if (!isfinite(seconds) || seconds < 0) {
-        snprintf(text, size, "-:--");
-        return;
-    }
-    long long s = (long long)(seconds + 0.5);
-    if (s >= 3600)
-        snprintf(text, size, "%lld:%02lld:%02lld", s / 3600, s / 60 % 60, s % 60);
-    else
-        snprintf(text, size, "%lld:%02lld", s / 60, s % 60);
+    view->terminal = terminal_is(stdout) && blurry_ranks_size() < 2;
+    terminal_watch_signals();
 }
 
 static void entry_name(const sweep_view *view, int64_t index, char *text, size_t size)
@@ -56,7 +32,7 @@ static void print_event(const sweep_view *view, const blurry_sweep_progress *p)
 {
     char name[256], eta[32], best[32] = "-";
     entry_name(view, p->entry, name, sizeof name);
-    sweep_view_duration(eta, sizeof eta, p->eta_seconds);
+    terminal_duration(eta, sizeof eta, p->eta_seconds);
     if (isfinite(p->best)) snprintf(best, sizeof best, "%.4f", p->best);
     long long ended = (long long)(p->done + p->diverged + p->failed);
     if (p->event == BLURRY_SWEEP_REQUEUED)
@@ -82,8 +58,8 @@ static void row(block *b, const char *text)
 static void head_row(block *b, const blurry_sweep_progress *p)
 {
     char text[512], eta[32], spent[32], extra[160] = "";
-    sweep_view_duration(eta, sizeof eta, p->eta_seconds);
-    sweep_view_duration(spent, sizeof spent, p->seconds);
+    terminal_duration(eta, sizeof eta, p->eta_seconds);
+    terminal_duration(spent, sizeof spent, p->seconds);
     size_t n = 0;
     if (p->diverged)
         n += (size_t)snprintf(extra + n, sizeof extra - n, ", %lld diverged", (long long)p->diverged);
@@ -141,10 +117,10 @@ static void draw(sweep_view *view, const blurry_sweep_progress *p)
 int sweep_view_show(void *context, const blurry_sweep_progress *p)
 {
     sweep_view *view = context;
-    if (view->quiet) return stop_wanted;
+    if (view->quiet) return terminal_stop_wanted();
     if (view->terminal)
         draw(view, p);
     else if (p->event != BLURRY_SWEEP_TICK)
         print_event(view, p);
-    return stop_wanted;
+    return terminal_stop_wanted();
 }

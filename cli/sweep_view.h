@@ -17,7 +17,4 @@ void sweep_view_open(sweep_view *view, const blurry_sweep *sweep, int quiet);
 /* A blurry_sweep_progress_fn; `context` is the view. */
 int sweep_view_show(void *context, const blurry_sweep_progress *progress);
 
-/* 3661 s as "1:01:01", 61 s as "1:01"; "-:--" where it is not known. */
-void sweep_view_duration(char *text, size_t size, double seconds);
-
 #endif
