@@ -46,6 +46,9 @@ typedef struct bench_problem {
 blurry_status bench_problem_open(bench_problem *p, const blurry_attn_desc *desc, uint64_t seed);
 blurry_status bench_problem_forward(bench_problem *p);
 blurry_status bench_problem_backward(bench_problem *p);
+/* The problem of `desc` by the double-precision reference on the CPU: q, k, v, d_o in, o, d_q, d_k, d_v out.
+ */
+blurry_status bench_reference(const blurry_attn_desc *desc, double *const exact[8]);
 void bench_problem_close(bench_problem *p);
 
 /* Multiply-adds of the operator, forward: per token and head 4 S D for the slots and, counting each chunk's

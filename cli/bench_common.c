@@ -176,6 +176,38 @@ blurry_status bench_problem_backward(bench_problem *p)
     return blurry_attn_backward(p->plan, &args);
 }
 
+blurry_status bench_reference(const blurry_attn_desc *desc, double *const exact[8])
+{
+    blurry_attn_desc d = *desc;
+    d.dtype = d.state_dtype = BLURRY_F64, d.device = BLURRY_DEVICE_CPU, d.reference = 1;
+    blurry_attn_plan *plan = NULL;
+    blurry_status status = blurry_attn_plan_create(&plan, &d);
+    if (status != BLURRY_OK) return status;
+    size_t bytes = blurry_attn_forward_workspace(plan), more = blurry_attn_backward_workspace(plan);
+    if (more > bytes) bytes = more;
+    void *workspace = bench_alloc(bytes);
+    blurry_attn_forward_args f = {.q = exact[0],
+                                  .k = exact[1],
+                                  .v = exact[2],
+                                  .o = exact[4],
+                                  .workspace = workspace,
+                                  .workspace_bytes = bytes};
+    blurry_attn_backward_args b = {.q = exact[0],
+                                   .k = exact[1],
+                                   .v = exact[2],
+                                   .d_o = exact[3],
+                                   .d_q = exact[5],
+                                   .d_k = exact[6],
+                                   .d_v = exact[7],
+                                   .workspace = workspace,
+                                   .workspace_bytes = bytes};
+    status = blurry_attn_forward(plan, &f);
+    if (status == BLURRY_OK) status = blurry_attn_backward(plan, &b);
+    free(workspace);
+    blurry_attn_plan_destroy(&plan);
+    return status;
+}
+
 void bench_problem_close(bench_problem *p)
 {
     blurry_attn_plan_destroy(&p->plan);

@@ -64,10 +64,7 @@ static double check(const row *r, const options *o)
     d.length = d.length < 640 ? d.length : 640;
     if (bench_problem_open(&fast, &d, 7) != BLURRY_OK) return NAN;
     d = fast.desc;
-    d.dtype = BLURRY_F64, d.reference = 1;
-    blurry_attn_plan *plan = NULL;
     double worst = NAN;
-    if (blurry_attn_plan_create(&plan, &d) != BLURRY_OK) goto done;
     int64_t tokens = d.batch * d.length;
     int64_t count[8] = {tokens * d.heads * d.dim_k,    tokens * d.heads_kv * d.dim_k,
                         tokens * d.heads_kv * d.dim_v, tokens * d.heads * d.dim_v,
@@ -79,33 +76,12 @@ static double check(const row *r, const options *o)
         exact[i] = bench_alloc((size_t)count[i] * sizeof(double));
         for (int64_t j = 0; i < 4 && j < count[i]; j++) exact[i][j] = single[i][j];
     }
-    size_t bytes = blurry_attn_forward_workspace(plan), more = blurry_attn_backward_workspace(plan);
-    if (more > bytes) bytes = more;
-    void *workspace = bench_alloc(bytes);
-    blurry_attn_forward_args f = {.q = exact[0],
-                                  .k = exact[1],
-                                  .v = exact[2],
-                                  .o = exact[4],
-                                  .workspace = workspace,
-                                  .workspace_bytes = bytes};
-    blurry_attn_backward_args b = {.q = exact[0],
-                                   .k = exact[1],
-                                   .v = exact[2],
-                                   .d_o = exact[3],
-                                   .d_q = exact[5],
-                                   .d_k = exact[6],
-                                   .d_v = exact[7],
-                                   .workspace = workspace,
-                                   .workspace_bytes = bytes};
-    if (blurry_attn_forward(plan, &f) == BLURRY_OK && blurry_attn_backward(plan, &b) == BLURRY_OK &&
-        bench_problem_forward(&fast) == BLURRY_OK && bench_problem_backward(&fast) == BLURRY_OK) {
+    if (bench_reference(&d, exact) == BLURRY_OK && bench_problem_forward(&fast) == BLURRY_OK &&
+        bench_problem_backward(&fast) == BLURRY_OK) {
         worst = 0;
         for (int i = 4; i < 8; i++) worst = fmax(worst, bench_error(single[i], exact[i], count[i]));
     }
     for (int i = 0; i < 8; i++) free(exact[i]);
-    free(workspace);
-done:
-    blurry_attn_plan_destroy(&plan);
     bench_problem_close(&fast);
     return worst;
 }

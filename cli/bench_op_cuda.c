@@ -32,39 +32,6 @@ static blurry_attn_desc describe(const row *r, const bench_target *target)
 
 /* ---- the check ---- */
 
-/* All tensors of the problem in double, the results by the reference. */
-static blurry_status reference(const bench_gpu_problem *p, double *const exact[8])
-{
-    blurry_attn_desc d = p->desc;
-    d.dtype = d.state_dtype = BLURRY_F64, d.device = BLURRY_DEVICE_CPU, d.reference = 1;
-    blurry_attn_plan *plan = NULL;
-    blurry_status status = blurry_attn_plan_create(&plan, &d);
-    if (status != BLURRY_OK) return status;
-    size_t bytes = blurry_attn_forward_workspace(plan), more = blurry_attn_backward_workspace(plan);
-    if (more > bytes) bytes = more;
-    void *workspace = bench_alloc(bytes);
-    blurry_attn_forward_args f = {.q = exact[0],
-                                  .k = exact[1],
-                                  .v = exact[2],
-                                  .o = exact[4],
-                                  .workspace = workspace,
-                                  .workspace_bytes = bytes};
-    blurry_attn_backward_args b = {.q = exact[0],
-                                   .k = exact[1],
-                                   .v = exact[2],
-                                   .d_o = exact[3],
-                                   .d_q = exact[5],
-                                   .d_k = exact[6],
-                                   .d_v = exact[7],
-                                   .workspace = workspace,
-                                   .workspace_bytes = bytes};
-    status = blurry_attn_forward(plan, &f);
-    if (status == BLURRY_OK) status = blurry_attn_backward(plan, &b);
-    free(workspace);
-    blurry_attn_plan_destroy(&plan);
-    return status;
-}
-
 /* The largest relative error of o, d_q, d_k, d_v over a shorter problem of the same kind. */
 static blurry_status check(const row *r, const bench_target *target, double *worst)
 {
@@ -84,7 +51,7 @@ static blurry_status check(const row *r, const bench_target *target, double *wor
         if (i < 4 && status == BLURRY_OK) status = bench_gpu_read(single, tensors[i], n, d.dtype);
         for (int64_t j = 0; i < 4 && j < n; j++) exact[i][j] = single[j];
     }
-    if (status == BLURRY_OK) status = reference(&p, exact);
+    if (status == BLURRY_OK) status = bench_reference(&p.desc, exact);
     if (status == BLURRY_OK) status = bench_gpu_pass(&p, NULL);
     if (status == BLURRY_OK) status = blurry_attn_sync(p.plan, NULL);
     *worst = 0;

@@ -159,12 +159,6 @@ blurry_status attn_cuda_forward(const blurry_attn_plan *p, const blurry_attn_for
                           a->state_in ? positions : NULL, p->desc.length, a->offsets, a->stream);
 }
 
-static bla_slots dense_slots(const blurry_attn_plan *p, const void *k, const void *v)
-{
-    return (bla_slots){(void *)(uintptr_t)k, (void *)(uintptr_t)v, (int64_t)slot_floats(p, p->shape.Dk),
-                       (int64_t)slot_floats(p, p->shape.Dv)};
-}
-
 blurry_status attn_cuda_backward(const blurry_attn_plan *p, const blurry_attn_backward_args *a)
 {
     int64_t *positions = a->workspace;
@@ -175,8 +169,8 @@ blurry_status attn_cuda_backward(const blurry_attn_plan *p, const blurry_attn_ba
                          .v = a->v,
                          .d_o = a->d_o,
                          .saved = a->saved,
-                         .d_out = dense_slots(p, a->d_k_state_out, a->d_v_state_out),
-                         .d_in = dense_slots(p, a->d_k_state_in, a->d_v_state_in),
+                         .d_out = attn_dense_slots(&p->shape, a->d_k_state_out, a->d_v_state_out),
+                         .d_in = attn_dense_slots(&p->shape, a->d_k_state_in, a->d_v_state_in),
                          .d_q = a->d_q,
                          .d_k = a->d_k,
                          .d_v = a->d_v,

@@ -176,13 +176,6 @@ static blurry_status check_backward(const blurry_attn_plan *plan, const blurry_a
     return attn_check_ranges(ranges, sizeof ranges / sizeof ranges[0]);
 }
 
-/* Dense [B, Hkv, S, D] gradients as slots. */
-static bla_slots dense_slots(const bla_shape *s, const void *k, const void *v)
-{
-    return (bla_slots){(void *)(uintptr_t)k, (void *)(uintptr_t)v, s->Hkv * s->S * s->Dk,
-                       s->Hkv * s->S * s->Dv};
-}
-
 blurry_status blurry_attn_backward(const blurry_attn_plan *plan, const blurry_attn_backward_args *args)
 {
     STATUS_TRY(check_backward(plan, args));
@@ -198,8 +191,8 @@ blurry_status blurry_attn_backward(const blurry_attn_plan *plan, const blurry_at
                          .d_v = args->d_v,
                          .d_period = args->d_period,
                          .d_period_abs = args->d_period_abs,
-                         .d_out = dense_slots(&plan->shape, args->d_k_state_out, args->d_v_state_out),
-                         .d_in = dense_slots(&plan->shape, args->d_k_state_in, args->d_v_state_in),
+                         .d_out = attn_dense_slots(&plan->shape, args->d_k_state_out, args->d_v_state_out),
+                         .d_in = attn_dense_slots(&plan->shape, args->d_k_state_in, args->d_v_state_in),
                          .workspace = (char *)args->workspace + attn_prefix_bytes(plan)};
     call.sequences = attn_prepare(plan, args->offsets, args->state_in, NULL, args->workspace, &call.in);
     plan->kernel->backward(&plan->shape, plan->tables, &call);

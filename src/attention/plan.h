@@ -76,6 +76,13 @@ size_t attn_prefix_bytes(const blurry_attn_plan *plan);
 const bla_sequence *attn_prepare(const blurry_attn_plan *plan, const int64_t *offsets, const void *state_in,
                                  void *settle_into, void *workspace, bla_slots *in);
 
+/* Dense [B, Hkv, S, D] gradients as slots. */
+static inline bla_slots attn_dense_slots(const bla_shape *s, const void *k, const void *v)
+{
+    return (bla_slots){(void *)(uintptr_t)k, (void *)(uintptr_t)v, s->Hkv * s->S * s->Dk,
+                       s->Hkv * s->S * s->Dv};
+}
+
 /* ---- plans for CUDA (cuda.c); arguments are checked by the caller as on the CPU ---- */
 blurry_status attn_cuda_build(blurry_attn_plan *plan);
 void attn_cuda_close(blurry_attn_plan *plan);
