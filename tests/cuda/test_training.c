@@ -96,7 +96,9 @@ static void losses_are_the_cpus(void **state)
         "mixer=blurry modes=4 decay=true conv=true mlp=gelu",
         "mixer=blurry heads=2 modes=3 norm=layernorm position=learned tied=false dropout=0.1",
         "mixer=softmax heads=2 mlp=none",
-        "mixer=swa,gla,gsa layers=3 heads=2 window=9 slots=8",
+        /* With a rate of 0.003 gla's gradient here depends on the last bits: the CPU's f32 is then 13% from its
+         * own f64 after 28 steps. */
+        "mixer=swa,gla,gsa layers=3 heads=2 window=9 slots=8 lr=0.001",
         "mixer=abc,gdn,s4d layers=3 heads=2 slots=8 state=8",
         "mixer=blurry modes=3 learned_period=true accumulate=2"};
     for (size_t m = 0; m < sizeof models / sizeof models[0]; m++) {
@@ -107,7 +109,7 @@ static void losses_are_the_cpus(void **state)
         trace(options, "device=cuda", TRACE, gpu);
         for (int i = 0; i < TRACE; i++) {
             double apart = fabs(gpu[i].loss - cpu[i].loss) / cpu[i].loss;
-            if (!(apart < 1e-4) || fabs(gpu[i].grad_norm - cpu[i].grad_norm) > 1e-3 * cpu[i].grad_norm ||
+            if (!(apart < 1e-5) || fabs(gpu[i].grad_norm - cpu[i].grad_norm) > 1e-4 * cpu[i].grad_norm ||
                 gpu[i].lr != cpu[i].lr || gpu[i].step != cpu[i].step || gpu[i].tokens != cpu[i].tokens)
                 fail_msg("%s, step %d: loss %.8g on the GPU, %.8g on the CPU; norms %.6g, %.6g", models[m],
                          i + 1, gpu[i].loss, cpu[i].loss, gpu[i].grad_norm, cpu[i].grad_norm);
