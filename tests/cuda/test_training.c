@@ -92,12 +92,11 @@ static void losses_are_the_cpus(void **state)
 {
     (void)state;
     static const char *const models[] = {
-        "mixer=blurry heads=2 modes=4",
-        "mixer=blurry modes=4 decay=true conv=true mlp=gelu",
+        "mixer=blurry heads=2 modes=4", "mixer=blurry modes=4 decay=true conv=true mlp=gelu",
         "mixer=blurry heads=2 modes=3 norm=layernorm position=learned tied=false dropout=0.1",
         "mixer=softmax heads=2 mlp=none",
-        /* With a rate of 0.003 gla's gradient here depends on the last bits: the CPU's f32 is then 13% from its
-         * own f64 after 28 steps. */
+        /* With a rate of 0.003 gla's gradient here depends on the last bits: the CPU's f32 is then 13% from
+         * its own f64 after 28 steps. */
         "mixer=swa,gla,gsa layers=3 heads=2 window=9 slots=8 lr=0.001",
         "mixer=abc,gdn,s4d layers=3 heads=2 slots=8 state=8",
         "mixer=blurry modes=3 learned_period=true accumulate=2"};
