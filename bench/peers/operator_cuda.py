@@ -47,13 +47,13 @@ def options():
     return opt
 
 
-def moved(plan, dtype):
-    """The plan's tables on the GPU, numbers in `dtype`."""
+def moved(plan, dtype, device="cuda"):
+    """The plan's tables on the device, numbers in `dtype`."""
     for name, value in vars(plan).items():
         if torch.is_tensor(value):
-            setattr(plan, name, value.cuda() if value.dtype == torch.bool else value.to("cuda", dtype))
+            setattr(plan, name, value.to(device) if value.dtype == torch.bool else value.to(device, dtype))
         elif isinstance(value, list) and value and torch.is_tensor(value[0]):
-            setattr(plan, name, [x.cuda() for x in value])
+            setattr(plan, name, [x.to(device) for x in value])
     return plan
 
 
