@@ -22,4 +22,10 @@
 void assert_fails_(blurry_status got, blurry_status want, const char *text, const char *expr,
                    const char *file, int line);
 
+/* The folder tests/ with its data: where the program was built, or as the variable BLURRY_TEST_DATA says. */
+const char *test_data(void);
+/* Calls `check` with every safetensors file of tests/golden/GROUP; their number. */
+int test_golden_files(const char *group, void (*check)(const char *path, const char *name, void *context),
+                      void *context);
+
 #endif

@@ -6,7 +6,6 @@
 
 #include "base/safetensors.h"
 
-#include <dirent.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -85,8 +84,9 @@ static int golden_errors(const golden *g, case_device kind, int rounded, double 
     return tensors;
 }
 
-static void check_file(const char *path, const char *name, case_device kind)
+static void check_file(const char *path, const char *name, void *context)
 {
+    case_device kind = *(case_device *)context;
     golden g;
     double error[TENSORS_MAX], moved[TENSORS_MAX] = {0};
     char key[TENSORS_MAX][64];
@@ -105,21 +105,7 @@ static void check_file(const char *path, const char *name, case_device kind)
 
 static void goldens(void **state)
 {
-    case_device kind = *(case_device *)*state;
-    const char *folder = BLURRY_TEST_DATA "/golden/mixers";
-    DIR *directory = opendir(folder);
-    assert_non_null(directory);
-    int files = 0;
-    for (struct dirent *entry; (entry = readdir(directory));) {
-        const char *dot = strrchr(entry->d_name, '.');
-        char path[1024];
-        if (!dot || strcmp(dot, ".safetensors")) continue;
-        snprintf(path, sizeof path, "%s/%s", folder, entry->d_name);
-        check_file(path, entry->d_name, kind);
-        files++;
-    }
-    closedir(directory);
-    assert_true(files >= 31);
+    assert_true(test_golden_files("mixers", check_file, *state) >= 31);
 }
 
 int main(void)

@@ -82,7 +82,7 @@ static void goldens(void **state)
     int variants = op_variants(all, 16, 1);
     for (int i = 1; i <= CASES; i++) {
         char path[512];
-        snprintf(path, sizeof path, "%s/golden/operator/case%02d.safetensors", BLURRY_TEST_DATA, i);
+        snprintf(path, sizeof path, "%s/golden/operator/case%02d.safetensors", test_data(), i);
         safetensors *file;
         assert_ok(safetensors_open(&file, path));
         op_case c = read_case(file);

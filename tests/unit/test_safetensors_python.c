@@ -60,7 +60,7 @@ static void python_reads_and_writes_the_same_files(void **state)
     write_here(folder);
     const char *python = getenv("BLURRY_PYTHON");
     snprintf(command, sizeof command, "'%s' '%s/support/safetensors_interop.py' '%s' %d",
-             python ? python : "python3", BLURRY_TEST_DATA, folder, KNOWN_TO_PYTHON);
+             python ? python : "python3", test_data(), folder, KNOWN_TO_PYTHON);
     int status = system(command);
     int code = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
     if (code == 0) read_there(folder);

@@ -10,7 +10,6 @@
 #include "train/optimiser.h"
 #include "train/schedule.h"
 
-#include <dirent.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -164,26 +163,17 @@ static void follow(trace *t, const precision *type)
     expect(t, type, "final loss", STEPS, outputs.loss / (double)t->rows, t->final[0], type->loss);
 }
 
+static void check_trace(const char *path, const char *name, void *type)
+{
+    trace t;
+    trace_open(&t, path, name, type);
+    follow(&t, type);
+    trace_close(&t);
+}
+
 static void traces(void **state)
 {
-    const precision *type = *state;
-    const char *folder = BLURRY_TEST_DATA "/golden/traces";
-    DIR *directory = opendir(folder);
-    assert_non_null(directory);
-    int files = 0;
-    for (struct dirent *entry; (entry = readdir(directory));) {
-        const char *dot = strrchr(entry->d_name, '.');
-        char path[1024];
-        if (!dot || strcmp(dot, ".safetensors")) continue;
-        snprintf(path, sizeof path, "%s/%s", folder, entry->d_name);
-        trace t;
-        trace_open(&t, path, entry->d_name, type);
-        follow(&t, type);
-        trace_close(&t);
-        files++;
-    }
-    closedir(directory);
-    assert_true(files >= TRACES_MIN);
+    assert_true(test_golden_files("traces", check_trace, *state) >= TRACES_MIN);
 }
 
 int main(void)
