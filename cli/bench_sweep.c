@@ -18,8 +18,9 @@
 static const char usage[] = "usage: blurry bench sweep [--device cpu|cuda] [--runs N] [--serial N] [--jobs "
                             "N] [--steps N] [--set KEY=VALUE] [--json]\n"
                             "  Runs per hour of N MQAR trainings at once (default 32; width 64, M = 16, 512 "
-                            "tokens, 64 pairs, batch 32)\n"
-                            "  beside those of the same one after another (--serial of them, default 4).\n"
+                            "tokens, 64 pairs, batch 32;\n"
+                            "  bf16 on a GPU)"
+                            " beside those of the same one after another (--serial of them, default 4).\n"
                             "  --jobs    runs at once (default: all of them on a GPU, the cores on the CPU)\n"
                             "  --steps   of each run (default 1000 on a GPU, 20 on the CPU)\n"
                             "  --set     another setting for all runs; may be repeated\n";
@@ -60,9 +61,9 @@ static blurry_status make_sweep(const request *q, int64_t count, blurry_sweep **
     fprintf(to,
             "name: bench\nbase: {task: mqar, length: 512, pairs: 64, vocab: 8192, mixer: blurry, modes: 16, "
             "resolution: 2, width: "
-            "64, layers: 2, heads: 1, batch: 32, lr: 0.001, steps: %" PRId64 ", eval_every: %" PRId64
-            ", eval_samples: 32, save_every: %" PRId64 "}\naxes:\n  seed: [",
-            q->steps, q->steps, q->steps);
+            "64, layers: 2, heads: 1, batch: 32, lr: 0.001, precision: %s, steps: %" PRId64
+            ", eval_every: %" PRId64 ", eval_samples: 32, save_every: %" PRId64 "}\naxes:\n  seed: [",
+            !strcmp(q->device, "cuda") ? "bf16" : "f32", q->steps, q->steps, q->steps);
     for (int64_t i = 0; i < count; i++) fprintf(to, "%s%" PRId64, i ? ", " : "", i);
     fprintf(to, "]\n");
     fclose(to);

@@ -1,6 +1,7 @@
-/* The CUDA device: one stream of its own, memory, transfers through pinned memory, graphs, and failures in
- * words that name the remedy. Host code only; kernels are under src/kernels. */
+/* The CUDA device: a stream of its own (cuda_stream.h), graphs, and failures in words that name the remedy.
+ */
 #include "device/cuda.h"
+#include "device/cuda_stream.h"
 #include "kernels/cuda.h"
 #include "kernels/cuda_blas.h"
 
@@ -12,15 +13,7 @@ extern "C" {
 #include <stdio.h>
 #include <string.h>
 
-/* Transfers pass through a ring of pinned slots; a slot is used again when its event has passed. */
-enum { SLOTS = 16, SLOT_BYTES = 1 << 18, OLDEST_MAJOR = 8 };
-
-struct cuda_own {
-    cudaStream_t stream;
-    char *pinned; /* [SLOTS][SLOT_BYTES] */
-    cudaEvent_t passed[SLOTS];
-    int events, next;
-};
+enum { OLDEST_MAJOR = 8 };
 
 struct device_graph {
     cudaGraphExec_t exec;
@@ -64,80 +57,37 @@ static blurry_status cuda_status(cudaError_t error, const char *doing)
 }
 
 /* ---- memory ---- */
-static struct cuda_own *own_of(device *dev)
+static cuda_stream *own_of(device *dev)
 {
-    return (struct cuda_own *)dev->own;
+    return (cuda_stream *)dev->own;
 }
 
 static blurry_status cuda_alloc(device *dev, size_t bytes, const char *what, void **memory)
 {
-    *memory = NULL;
     size_t available = 0, total = 0;
-    size_t need = bytes ? bytes : 1;
-    cudaError_t error = bytes > SIZE_MAX / 2 ? cudaErrorMemoryAllocation : cudaMalloc(memory, need);
-    if (error == cudaErrorMemoryAllocation) {
-        *memory = NULL;
-        (void)cudaMemGetInfo(&available, &total);
-        (void)cudaGetLastError();
-        return status_fail(BLURRY_E_MEMORY,
-                           "%s: %zu bytes do not fit on the GPU (%zu of %zu are free); make batch, length or "
-                           "width smaller, or use device=cpu",
-                           what, bytes, available, total);
-    }
-    if (error == cudaSuccess) error = cudaMemsetAsync(*memory, 0, need, own_of(dev)->stream);
-    if (error == cudaSuccess) return BLURRY_OK;
-    if (*memory) (void)cudaFree(*memory);
-    *memory = NULL;
-    return cuda_status(error, what);
+    cudaError_t error = cuda_stream_take(own_of(dev), bytes ? bytes : 1, memory);
+    if (error != cudaErrorMemoryAllocation) return cuda_status(error, what);
+    (void)cudaMemGetInfo(&available, &total);
+    (void)cudaGetLastError();
+    return status_fail(BLURRY_E_MEMORY,
+                       "%s: %zu bytes do not fit on the GPU (%zu of %zu are free); make batch, length or "
+                       "width smaller, or use device=cpu",
+                       what, bytes, available, total);
 }
 
 static void cuda_release(device *dev, void *memory)
 {
-    (void)cudaStreamSynchronize(own_of(dev)->stream);
-    (void)cudaFree(memory);
-    (void)cudaGetLastError();
-}
-
-/* The next slot, free to be overwritten. */
-static cudaError_t next_slot(struct cuda_own *own, int *slot)
-{
-    *slot = own->next;
-    own->next = (own->next + 1) % SLOTS;
-    return cudaEventSynchronize(own->passed[*slot]);
+    cuda_stream_give(own_of(dev), memory);
 }
 
 static blurry_status cuda_upload(device *dev, void *to, const void *from_host, size_t bytes)
 {
-    struct cuda_own *own = own_of(dev);
-    cudaError_t error = cudaSuccess;
-    for (size_t at = 0; at < bytes && error == cudaSuccess; at += SLOT_BYTES) {
-        size_t n = bytes - at < SLOT_BYTES ? bytes - at : (size_t)SLOT_BYTES;
-        int slot;
-        error = next_slot(own, &slot);
-        if (error != cudaSuccess) break;
-        char *pinned = own->pinned + (size_t)slot * SLOT_BYTES;
-        memcpy(pinned, (const char *)from_host + at, n);
-        error = cudaMemcpyAsync((char *)to + at, pinned, n, cudaMemcpyHostToDevice, own->stream);
-        if (error == cudaSuccess) error = cudaEventRecord(own->passed[slot], own->stream);
-    }
-    return cuda_status(error, "copying to the GPU");
+    return cuda_status(cuda_stream_upload(own_of(dev), to, from_host, bytes), "copying to the GPU");
 }
 
 static blurry_status cuda_download(device *dev, void *to_host, const void *from, size_t bytes)
 {
-    struct cuda_own *own = own_of(dev);
-    cudaError_t error = cudaSuccess;
-    for (size_t at = 0; at < bytes && error == cudaSuccess; at += SLOT_BYTES) {
-        size_t n = bytes - at < SLOT_BYTES ? bytes - at : (size_t)SLOT_BYTES;
-        int slot;
-        error = next_slot(own, &slot);
-        if (error != cudaSuccess) break;
-        char *pinned = own->pinned + (size_t)slot * SLOT_BYTES;
-        error = cudaMemcpyAsync(pinned, (const char *)from + at, n, cudaMemcpyDeviceToHost, own->stream);
-        if (error == cudaSuccess) error = cudaStreamSynchronize(own->stream);
-        if (error == cudaSuccess) memcpy((char *)to_host + at, pinned, n);
-    }
-    return cuda_status(error, "copying from the GPU");
+    return cuda_status(cuda_stream_download(own_of(dev), to_host, from, bytes), "copying from the GPU");
 }
 
 /* Operations cannot return a status: what goes wrong is kept for device_sync. */
@@ -149,20 +99,19 @@ static void keep(device *dev, cudaError_t error, const char *doing)
 
 static void cuda_copy(device *dev, void *to, const void *from, size_t bytes)
 {
-    keep(dev, cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, own_of(dev)->stream),
+    keep(dev, cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, own_of(dev)->queue),
          "copying on the GPU");
 }
 
 static void cuda_zero(device *dev, void *memory, size_t bytes)
 {
-    keep(dev, cudaMemsetAsync(memory, 0, bytes, own_of(dev)->stream), "clearing memory on the GPU");
+    keep(dev, cuda_stream_zero(own_of(dev), memory, bytes), "clearing memory on the GPU");
 }
 
 static blurry_status cuda_wait(device *dev)
 {
-    struct cuda_own *own = own_of(dev);
     keep(dev, cudaGetLastError(), "starting a kernel on the GPU");
-    keep(dev, cudaStreamSynchronize(own->stream), "running a kernel on the GPU");
+    keep(dev, cuda_stream_wait(own_of(dev)), "running a kernel on the GPU");
     const char *product = dev->run.blas ? cuda_blas_take_failure(dev->run.blas) : NULL;
     if (product) device_fail(dev, BLURRY_E_DEVICE, product);
     return BLURRY_OK;
@@ -172,7 +121,7 @@ static blurry_status cuda_wait(device *dev)
 static blurry_status cuda_capture_begin(device *dev)
 {
     keep(dev, cudaGetLastError(), "starting a kernel on the GPU");
-    return cuda_status(cudaStreamBeginCapture(own_of(dev)->stream, cudaStreamCaptureModeThreadLocal),
+    return cuda_status(cudaStreamBeginCapture(own_of(dev)->queue, cudaStreamCaptureModeThreadLocal),
                        "recording a step");
 }
 
@@ -180,7 +129,7 @@ static blurry_status cuda_capture_end(device *dev, device_graph **graph)
 {
     cudaGraph_t recorded = NULL;
     void *memory = NULL;
-    STATUS_TRY(cuda_status(cudaStreamEndCapture(own_of(dev)->stream, &recorded), "recording a step"));
+    STATUS_TRY(cuda_status(cudaStreamEndCapture(own_of(dev)->queue, &recorded), "recording a step"));
     blurry_status status = memory_alloc(&memory, 1, sizeof(device_graph), "graph");
     if (status == BLURRY_OK) {
         *graph = (device_graph *)memory;
@@ -196,7 +145,11 @@ static blurry_status cuda_capture_end(device *dev, device_graph **graph)
 
 static blurry_status cuda_graph_run(device *dev, device_graph *graph)
 {
-    return cuda_status(cudaGraphLaunch(graph->exec, own_of(dev)->stream), "running a recorded step");
+    cuda_stream *own = own_of(dev);
+    cudaError_t error = cuda_stream_make_room(own);
+    if (error == cudaSuccess) error = cudaGraphLaunch(graph->exec, own->queue);
+    if (error == cudaSuccess) error = cuda_stream_mark(own);
+    return cuda_status(error, "running a recorded step");
 }
 
 static void cuda_graph_destroy(device_graph **graph)
@@ -214,12 +167,10 @@ static void cuda_mqar(device *dev, const mqar_args *a)
 /* ---- opening and closing ---- */
 static void cuda_close(device *dev)
 {
-    struct cuda_own *own = own_of(dev);
+    cuda_stream *own = own_of(dev);
     if (!own) return;
     cuda_blas_destroy(dev->run.blas);
-    for (int i = 0; i < own->events; i++) (void)cudaEventDestroy(own->passed[i]);
-    if (own->pinned) (void)cudaFreeHost(own->pinned);
-    if (own->stream) (void)cudaStreamDestroy(own->stream);
+    cuda_stream_close(own);
     (void)cudaGetLastError();
     memory_free(own);
     dev->own = NULL;
@@ -252,21 +203,15 @@ static blurry_status check_gpu(void)
     return BLURRY_OK;
 }
 
-static blurry_status open_stream(device *dev, struct cuda_own *own, int tf32)
+static blurry_status open_stream(device *dev, cuda_stream *own, int tf32)
 {
     char message[192] = "";
-    STATUS_TRY(
-        cuda_status(cudaStreamCreateWithFlags(&own->stream, cudaStreamNonBlocking), "making a stream"));
-    dev->run.stream = own->stream;
-    STATUS_TRY(cuda_status(cudaMallocHost((void **)&own->pinned, (size_t)SLOTS * SLOT_BYTES),
-                           "pinned memory for transfers"));
-    for (; own->events < SLOTS; own->events++)
-        STATUS_TRY(cuda_status(cudaEventCreateWithFlags(&own->passed[own->events], cudaEventDisableTiming),
-                               "making an event"));
+    STATUS_TRY(cuda_status(cuda_stream_open(own), "opening a stream"));
+    dev->run.stream = own->queue;
     int *seen = (int *)own->pinned; /* pinned memory is visible to kernels */
-    cuda_launch(probe_kernel, 1, 1, 0, own->stream, seen);
+    cuda_launch(probe_kernel, 1, 1, 0, own->queue, seen);
     STATUS_TRY(cuda_status(cudaGetLastError(), "trying a kernel"));
-    STATUS_TRY(cuda_status(cudaStreamSynchronize(own->stream), "trying a kernel"));
+    STATUS_TRY(cuda_status(cudaStreamSynchronize(own->queue), "trying a kernel"));
     dev->run.blas = cuda_blas_create(tf32, message, sizeof message);
     return dev->run.blas ? BLURRY_OK : status_fail(BLURRY_E_DEVICE, "device is cuda: %s", message);
 }
@@ -282,11 +227,11 @@ blurry_status device_cuda_open(device *dev, const device_options *options)
                            "reference is 1: the reference runs on the cpu, use device=cpu");
     STATUS_TRY(check_gpu());
     dev->ops = device_cuda_table(options->dtype);
-    STATUS_TRY(memory_alloc(&memory, 1, sizeof(struct cuda_own), "CUDA device"));
+    STATUS_TRY(memory_alloc(&memory, 1, sizeof(cuda_stream), "CUDA device"));
     dev->own = memory;
     dev->element = options->dtype == BLURRY_BF16 ? 2 : sizeof(float);
     dev->param_element = dev->stat_element = sizeof(float);
-    blurry_status status = open_stream(dev, (struct cuda_own *)memory, options->tf32);
+    blurry_status status = open_stream(dev, (cuda_stream *)memory, options->tf32);
     if (status == BLURRY_OK)
         dev->backend = &cuda_backend;
     else

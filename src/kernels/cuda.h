@@ -120,6 +120,22 @@ static __device__ inline void barrier_named(int id, int threads)
 }
 #endif
 
+/* ---- memory of plans, on the default stream ----
+ * From the GPU's pool: cudaFree would hold up all threads of the process until the GPU has nothing to do. */
+static inline cudaError_t cuda_take(void **memory, size_t bytes)
+{
+    *memory = NULL;
+    cudaError_t error = cudaMallocAsync(memory, bytes, (cudaStream_t)0);
+    return error == cudaSuccess ? cudaStreamSynchronize((cudaStream_t)0) : error;
+}
+/* When whatever reads it has ended, as cudaFree does. */
+static inline void cuda_give(void *memory)
+{
+    if (!memory) return;
+    (void)cudaDeviceSynchronize();
+    (void)cudaFreeAsync(memory, (cudaStream_t)0);
+}
+
 /* ---- bf16 ---- */
 typedef __nv_bfloat16 bf16;
 

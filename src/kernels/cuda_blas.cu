@@ -6,6 +6,7 @@
 
 #include <cublasLt.h>
 #include <dlfcn.h>
+#include <mutex>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -13,7 +14,6 @@
 /* ---- the library ---- */
 #define LT_FUNCTIONS(X)                                                                                      \
     X(Create)                                                                                                \
-    X(Destroy)                                                                                               \
     X(Matmul)                                                                                                \
     X(MatmulAlgoGetHeuristic)                                                                                \
     X(MatmulDescCreate)                                                                                      \
@@ -266,13 +266,29 @@ void cuda_blas_multiply(const kernel_run *run, const cuda_blas_product *p)
 }
 
 /* ---- for the device ---- */
+/* The library and its handle, made once: it may be used by several threads at a time, and giving it back
+ * would stop the GPU. */
+static const char *lt_shared(lt_library *lt, cublasLtHandle_t *handle)
+{
+    static std::mutex lock;
+    static lt_library library;
+    static cublasLtHandle_t made;
+    std::lock_guard<std::mutex> locked(lock);
+    const char *missing = made ? NULL : lt_open(&library);
+    if (!missing && !made && library.Create(&made) != CUBLAS_STATUS_SUCCESS) {
+        made = NULL;
+        missing = "cuBLASLt does not start; use device=cpu";
+    }
+    *lt = library;
+    *handle = made;
+    return missing;
+}
+
 struct cuda_blas *cuda_blas_create(int tf32, char *message, size_t size)
 {
     cuda_blas *blas = (cuda_blas *)calloc(1, sizeof *blas);
-    const char *missing = blas ? lt_open(&blas->lt) : "no memory";
-    if (!missing && blas->lt.Create(&blas->handle) != CUBLAS_STATUS_SUCCESS)
-        missing = "cuBLASLt does not start; use device=cpu";
-    if (!missing && cudaMalloc(&blas->workspace, WORKSPACE) != cudaSuccess) {
+    const char *missing = blas ? lt_shared(&blas->lt, &blas->handle) : "no memory";
+    if (!missing && cuda_take(&blas->workspace, WORKSPACE) != cudaSuccess) {
         (void)cudaGetLastError();
         missing = "no device memory for the workspace of matrix products; use device=cpu";
     }
@@ -293,8 +309,7 @@ void cuda_blas_destroy(struct cuda_blas *blas)
             next = plan->next;
             free_plan(&blas->lt, plan);
         }
-    if (blas->workspace) (void)cudaFree(blas->workspace);
-    if (blas->handle) (void)blas->lt.Destroy(blas->handle);
+    cuda_give(blas->workspace);
     free(blas);
 }
 

@@ -1,6 +1,6 @@
 /* Matrix products on a CUDA device through cuBLASLt, behind one function. All matrices are row-major.
  *
- * A context belongs to one device object: it has its own handle, workspace and cache of algorithms, so
+ * A context belongs to one device object: it has its own workspace and cache of algorithms, so
  * several models may run at once, each from its own thread. Algorithms come from cuBLASLt's heuristics alone,
  * never from measurements, and exclude reductions by atomics: the same shapes give the same bits on every
  * run. Products may be captured into a graph once their shape was seen (the first step of a training is not

@@ -6,7 +6,7 @@
 #include <math.h>
 #include <string.h>
 
-enum { VALUES_PIECE = 256 };
+enum { VALUES_PIECE = 4096 }; /* a transfer to a GPU costs as much as some thousand values */
 
 /* ---- one element of 2 (bf16), 4 or 8 bytes ---- */
 static double get_value(const char *at, size_t element)

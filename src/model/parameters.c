@@ -252,7 +252,7 @@ static double initial_value(const model_parameter *p, uint64_t seed, uint64_t st
 
 blurry_status parameters_initialise(blurry_model *model, uint64_t seed)
 {
-    enum { PIECE = 256 };
+    enum { PIECE = 4096 };
     double piece[PIECE];
     parameters_changed(model);
     for (int64_t k = 0; k < model->parameter_count; k++) {

@@ -25,7 +25,8 @@ typedef struct slot_view {
 typedef struct process_view {
     pid_t pid;
     int slots;
-    int failures; /* starts that came to nothing */
+    int failures;     /* starts that came to nothing */
+    char reason[256]; /* why it was ended; "": it ends by itself */
 } process_view;
 
 typedef struct group_view {

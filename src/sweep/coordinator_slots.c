@@ -190,7 +190,18 @@ static blurry_status out_of_memory(coordinator *c, int64_t entry, run_result *re
     return give_back(c, entry, result->reason, 0);
 }
 
-static blurry_status slot_gone(coordinator *c, slot_view *s);
+static blurry_status slot_gone(coordinator *c, slot_view *s, const char *reason);
+
+/* The device of a whole process is of no more use: as if it had died of that, a new process gets a new one.
+ */
+static blurry_status device_failed(coordinator *c, slot_view *s, const char *reason)
+{
+    if (s->process < 0) return slot_gone(c, s, reason);
+    process_view *process = &c->processes[s->process];
+    if (!process->reason[0]) snprintf(process->reason, sizeof process->reason, "%s", reason);
+    kill(process->pid, SIGKILL);
+    return BLURRY_OK;
+}
 
 static blurry_status take_result(coordinator *c, slot_view *s, const json_t *message)
 {
@@ -199,11 +210,9 @@ static blurry_status take_result(coordinator *c, slot_view *s, const json_t *mes
     int busy = coordinator_busy(c);
     if (entry == IDLE) return BLURRY_OK;
     STATUS_TRY(run_result_from_json(&result, message));
-    if (result.outcome == RUN_NO_DEVICE) { /* as if it had died: a new process gets a new device */
+    if (result.outcome == RUN_NO_DEVICE) {
         run_result_free(&result);
-        if (s->process < 0) return slot_gone(c, s);
-        kill(c->processes[s->process].pid, SIGKILL);
-        return BLURRY_OK;
+        return device_failed(c, s, result.reason);
     }
     s->entry = IDLE;
     blurry_status status;
@@ -280,6 +289,11 @@ static blurry_status replace_process(coordinator *c, int index)
     while (waitpid(process->pid, &status, 0) < 0 && errno == EINTR) continue;
     process->pid = 0;
     worker_describe_end(status, reason, sizeof reason, &crashed);
+    if (process->reason[0]) { /* it was ended for this */
+        memcpy(reason, process->reason, sizeof reason);
+        crashed = true;
+        process->reason[0] = 0;
+    }
     for (int i = 0; i < c->slot_count; i++) busy += c->slots[i].process == index && c->slots[i].entry != IDLE;
     for (int i = 0; i < c->slot_count; i++) {
         slot_view *s = &c->slots[i];
@@ -295,13 +309,13 @@ static blurry_status replace_process(coordinator *c, int index)
     return start_process(c, index, slots);
 }
 
-static blurry_status slot_gone(coordinator *c, slot_view *s)
+static blurry_status slot_gone(coordinator *c, slot_view *s, const char *reason)
 {
     if (s->process >= 0) return replace_process(c, s->process);
     int64_t entry = s->entry;
     channel_close(&s->channel);
     s->entry = IDLE;
-    return entry == IDLE ? BLURRY_OK : lose_run(c, entry, "its rank was lost", false);
+    return entry == IDLE ? BLURRY_OK : lose_run(c, entry, reason, false);
 }
 
 /* ---- listening ---- */
@@ -312,7 +326,8 @@ static blurry_status drain(coordinator *c, int index)
         slot_view *s = &c->slots[index];
         channel_state state = channel_receive(&s->channel, false, &message);
         if (state == CHANNEL_NOTHING) return BLURRY_OK;
-        if (state == CHANNEL_CLOSED) return s->channel.fd < 0 ? BLURRY_OK : slot_gone(c, s);
+        if (state == CHANNEL_CLOSED)
+            return s->channel.fd < 0 ? BLURRY_OK : slot_gone(c, s, "its rank was lost");
         blurry_status status = take_message(c, s, message);
         json_decref(message);
         if (status != BLURRY_OK) return status;

@@ -194,11 +194,17 @@ void run_grid(dim3 grid, dim3 block, size_t shared_bytes, const std::function<vo
 
 } // namespace
 
-void emulator_record(cudaStream_t stream, std::function<void()> action); /* runtime.cpp */
+/* runtime.cpp */
+void emulator_record(cudaStream_t stream, std::function<void()> action);
+bool emulator_refuses(void);
+bool emulator_goes_wrong(unsigned blocks);
 
 void emulator_run(dim3 grid, dim3 block, size_t shared_bytes, cudaStream_t stream, std::function<void()> body)
 {
-    emulator_record(stream, [=] { run_grid(grid, block, shared_bytes, body); });
+    if (emulator_refuses()) return;
+    emulator_record(stream, [=] {
+        if (!emulator_goes_wrong(grid.x * grid.y * grid.z)) run_grid(grid, block, shared_bytes, body);
+    });
 }
 
 void *emulator_dynamic_shared(void)

@@ -1,7 +1,10 @@
-/* The host side of the emulated runtime: memory, streams that run at once, graphs as lists of actions. */
+/* The host side of the emulated runtime: memory, streams that run at once, graphs as lists of actions.
+ * EMULATOR_... play machines on which something is wrong; they are read at each call. */
 #include "emulator.h"
 
+#include <atomic>
 #include <chrono>
+#include <stdio.h>
 #include <vector>
 
 struct CUstream_st {
@@ -25,6 +28,48 @@ static cudaError_t keep(cudaError_t error)
     return error;
 }
 
+/* A kernel that went wrong leaves a process that can do nothing more on its GPU. */
+static std::atomic<int> broken;
+
+static cudaError_t outcome(void)
+{
+    return broken ? keep(cudaErrorLaunchFailure) : cudaSuccess;
+}
+
+static long wish(const char *name)
+{
+    const char *text = getenv(name);
+    return text ? atol(text) : 0;
+}
+
+/* EMULATOR_REFUSE_LAUNCH=N: the N-th launch from now is refused (too large, say), others are not. */
+bool emulator_refuses(void)
+{
+    static std::atomic<long> launches;
+    long which = wish("EMULATOR_REFUSE_LAUNCH");
+    if (!which) {
+        launches = 0;
+        return false;
+    }
+    if (++launches != which) return false;
+    (void)keep(cudaErrorLaunchOutOfResources);
+    return true;
+}
+
+/* EMULATOR_FAIL_LAUNCH=N: the N-th kernel from now goes wrong; EMULATOR_FAIL_BLOCKS=N: one of N blocks does.
+ */
+bool emulator_goes_wrong(unsigned blocks)
+{
+    static std::atomic<long> kernels;
+    long which = wish("EMULATOR_FAIL_LAUNCH");
+    if (!which)
+        kernels = 0;
+    else if (++kernels == which)
+        broken = 1;
+    if (wish("EMULATOR_FAIL_BLOCKS") == (long)blocks) broken = 1;
+    return broken;
+}
+
 void emulator_record(cudaStream_t stream, std::function<void()> action)
 {
     if (stream && stream->recording)
@@ -45,11 +90,17 @@ cudaError_t cudaPeekAtLastError(void)
 }
 const char *cudaGetErrorString(cudaError_t e)
 {
-    return e == cudaSuccess ? "no error" : "emulated error";
+    return e == cudaSuccess                     ? "no error"
+           : e == cudaErrorLaunchFailure        ? "unspecified launch failure"
+           : e == cudaErrorLaunchOutOfResources ? "too many resources requested for launch"
+                                                : "emulated error";
 }
 const char *cudaGetErrorName(cudaError_t e)
 {
-    return e == cudaSuccess ? "cudaSuccess" : "cudaErrorEmulated";
+    return e == cudaSuccess                     ? "cudaSuccess"
+           : e == cudaErrorLaunchFailure        ? "cudaErrorLaunchFailure"
+           : e == cudaErrorLaunchOutOfResources ? "cudaErrorLaunchOutOfResources"
+                                                : "cudaErrorEmulated";
 }
 /* EMULATOR_DEVICES=0 plays a machine without a GPU. */
 cudaError_t cudaGetDeviceCount(int *count)
@@ -67,17 +118,27 @@ cudaError_t cudaGetDevice(int *device)
     *device = 0;
     return cudaSuccess;
 }
+/* EMULATOR_CAPABILITY=7.5 plays an older GPU. */
+static void capability(int *major, int *minor)
+{
+    const char *text = getenv("EMULATOR_CAPABILITY");
+    *major = 9, *minor = 0;
+    if (text) sscanf(text, "%d.%d", major, minor);
+}
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp *p, int device)
 {
     if (device) return keep(cudaErrorInvalidDevice);
     *p = cudaDeviceProp();
     strcpy(p->name, "emulator");
-    p->major = 9, p->multiProcessorCount = 4, p->l2CacheSize = 1 << 20;
+    capability(&p->major, &p->minor);
+    p->multiProcessorCount = 4, p->l2CacheSize = 1 << 20;
     p->totalGlobalMem = (size_t)1 << 32, p->sharedMemPerBlockOptin = 227 * 1024;
     return cudaSuccess;
 }
 cudaError_t cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr attribute, int)
 {
+    int major, minor;
+    capability(&major, &minor);
     switch (attribute) {
     case cudaDevAttrMaxSharedMemoryPerBlockOptin:
         *value = 227 * 1024;
@@ -86,7 +147,10 @@ cudaError_t cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr attribute, in
         *value = 4;
         break;
     case cudaDevAttrComputeCapabilityMajor:
-        *value = 9;
+        *value = major;
+        break;
+    case cudaDevAttrComputeCapabilityMinor:
+        *value = minor;
         break;
     case cudaDevAttrL2CacheSize:
         *value = 1 << 20;
@@ -114,12 +178,33 @@ cudaError_t cudaMalloc(void **memory, size_t bytes)
     *memory = bytes > limit ? nullptr : aligned_alloc(256, (bytes + 256) & ~(size_t)255);
     if (!*memory) return keep(cudaErrorMemoryAllocation);
     memset(*memory, 0xff, bytes);
-    return cudaSuccess;
+    return outcome();
 }
 cudaError_t cudaFree(void *memory)
 {
     free(memory);
     return cudaSuccess;
+}
+cudaError_t cudaMallocAsync(void **memory, size_t bytes, cudaStream_t)
+{
+    return cudaMalloc(memory, bytes);
+}
+cudaError_t cudaFreeAsync(void *memory, cudaStream_t)
+{
+    return cudaFree(memory);
+}
+cudaError_t cudaDeviceGetDefaultMemPool(cudaMemPool_t *pool, int)
+{
+    *pool = nullptr;
+    return outcome();
+}
+cudaError_t cudaMemPoolSetAttribute(cudaMemPool_t, enum cudaMemPoolAttr, void *)
+{
+    return outcome();
+}
+cudaError_t cudaMemPoolTrimTo(cudaMemPool_t, size_t)
+{
+    return outcome();
 }
 cudaError_t cudaMallocHost(void **memory, size_t bytes)
 {
@@ -137,28 +222,28 @@ cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *total)
 cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes, enum cudaMemcpyKind)
 {
     memcpy(to, from, bytes);
-    return cudaSuccess;
+    return outcome();
 }
 cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, enum cudaMemcpyKind,
                             cudaStream_t stream)
 {
     emulator_record(stream, [=] { memcpy(to, from, bytes); });
-    return cudaSuccess;
+    return outcome();
 }
 cudaError_t cudaMemset(void *to, int value, size_t bytes)
 {
     memset(to, value, bytes);
-    return cudaSuccess;
+    return outcome();
 }
 cudaError_t cudaMemsetAsync(void *to, int value, size_t bytes, cudaStream_t stream)
 {
     emulator_record(stream, [=] { memset(to, value, bytes); });
-    return cudaSuccess;
+    return outcome();
 }
 cudaError_t cudaStreamCreate(cudaStream_t *stream)
 {
     *stream = new CUstream_st();
-    return cudaSuccess;
+    return outcome();
 }
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned)
 {
@@ -171,20 +256,20 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream)
 }
 cudaError_t cudaStreamSynchronize(cudaStream_t)
 {
-    return cudaSuccess;
+    return outcome();
 }
 cudaError_t cudaStreamQuery(cudaStream_t)
 {
-    return cudaSuccess;
+    return outcome();
 }
 cudaError_t cudaDeviceSynchronize(void)
 {
-    return cudaSuccess;
+    return outcome();
 }
 cudaError_t cudaEventCreate(cudaEvent_t *event)
 {
     *event = new CUevent_st();
-    return cudaSuccess;
+    return outcome();
 }
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned)
 {
@@ -198,11 +283,11 @@ cudaError_t cudaEventDestroy(cudaEvent_t event)
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t)
 {
     event->at = std::chrono::steady_clock::now();
-    return cudaSuccess;
+    return outcome();
 }
 cudaError_t cudaEventSynchronize(cudaEvent_t)
 {
-    return cudaSuccess;
+    return outcome();
 }
 cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t start, cudaEvent_t stop)
 {
@@ -211,7 +296,7 @@ cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t start, cudaEvent_t stop)
 }
 cudaError_t cudaStreamWaitEvent(cudaStream_t, cudaEvent_t, unsigned)
 {
-    return cudaSuccess;
+    return outcome();
 }
 cudaError_t cudaStreamBeginCapture(cudaStream_t stream, enum cudaStreamCaptureMode)
 {
@@ -235,7 +320,7 @@ cudaError_t cudaGraphInstantiate(cudaGraphExec_t *exec, cudaGraph_t graph, unsig
 cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t)
 {
     for (const std::function<void()> &action : exec->actions) action();
-    return cudaSuccess;
+    return outcome();
 }
 cudaError_t cudaGraphDestroy(cudaGraph_t graph)
 {

@@ -70,11 +70,12 @@ static blurry_status upload_periods(const bla_shape *s, bla_tables *t)
     char *host = n ? (char *)calloc(1, bytes) : NULL;
     cudaError_t error = cudaErrorMemoryAllocation;
     if (host) {
-        error = cudaMalloc((void **)&t->periods, bytes);
+        error = cuda_take((void **)&t->periods, bytes);
         if (error == cudaSuccess) {
             fill_periods(s, list, of_head, n, host, (char *)t->periods);
             if (t->fast.kernels) error = fast_prepare(s, &t->fast, (bla_period *)host);
             if (error == cudaSuccess) error = cudaMemcpy(t->periods, host, bytes, cudaMemcpyHostToDevice);
+            if (error == cudaSuccess) error = cudaStreamSynchronize((cudaStream_t)0); /* it has arrived */
         }
     }
     free(host), free(of_head), free(list);
@@ -85,7 +86,7 @@ static void release(void *tables)
 {
     bla_tables *t = (bla_tables *)tables;
     if (!t) return;
-    if (t->periods) (void)cudaFree(t->periods);
+    cuda_give(t->periods);
     fast_release(&t->fast);
     free(t);
 }

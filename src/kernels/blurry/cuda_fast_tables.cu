@@ -75,7 +75,7 @@ static cudaError_t upload_sines(int64_t S, double **sines)
         host[d] = sin(BLA_PI * (double)d / (double)S);
         host[S + d] = cos(BLA_PI * (double)d / (double)S);
     }
-    cudaError_t error = cudaMalloc((void **)sines, 2 * (size_t)S * sizeof *host);
+    cudaError_t error = cuda_take((void **)sines, 2 * (size_t)S * sizeof *host);
     if (error == cudaSuccess)
         error = cudaMemcpy(*sines, host, 2 * (size_t)S * sizeof *host, cudaMemcpyHostToDevice);
     free(host);
@@ -114,7 +114,7 @@ cudaError_t fast_prepare(const bla_shape *s, fast_tables *t, bla_period *periods
     int loose = 0;
     size_t total = fast_entries_total(s, k, &t->loose);
     int64_t stride;
-    if (error == cudaSuccess && total > 0) error = cudaMalloc((void **)&t->entries, total);
+    if (error == cudaSuccess && total > 0) error = cuda_take((void **)&t->entries, total);
     if (error != cudaSuccess) return error;
     size_t used = 0;
     for (int64_t h = 0; h < s->Hkv; h++) {
@@ -135,11 +135,11 @@ cudaError_t fast_prepare(const bla_shape *s, fast_tables *t, bla_period *periods
         }
     }
     error = cudaGetLastError();
-    return error == cudaSuccess ? cudaDeviceSynchronize() : error;
+    return error == cudaSuccess ? cudaStreamSynchronize((cudaStream_t)0) : error;
 }
 
 void fast_release(fast_tables *t)
 {
-    if (t->sines) (void)cudaFree(t->sines);
-    if (t->entries) (void)cudaFree(t->entries);
+    cuda_give(t->sines);
+    cuda_give(t->entries);
 }

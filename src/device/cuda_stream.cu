@@ -1,0 +1,235 @@
+/* See cuda_stream.h. */
+#include "device/cuda_stream.h"
+
+#include <atomic>
+#include <mutex>
+#include <string.h>
+#include <unistd.h>
+
+enum { SLOT_BYTES = 1 << 18, SMALL_BYTES = 256, ZERO_THREADS = 256 };
+
+static std::atomic<int> open_streams;
+
+/* ---- memory ---- */
+/* The pool keeps what is given back for the next device of this process. */
+static cudaError_t keep_pool(void)
+{
+    int current = 0;
+    cudaMemPool_t pool;
+    uint64_t all = UINT64_MAX;
+    cudaError_t error = cudaGetDevice(&current);
+    if (error == cudaSuccess) error = cudaDeviceGetDefaultMemPool(&pool, current);
+    if (error == cudaSuccess) error = cudaMemPoolSetAttribute(pool, cudaMemPoolAttrReleaseThreshold, &all);
+    return error;
+}
+
+/* What the pool keeps in pieces too small goes back to the GPU. */
+static void trim_pool(void)
+{
+    int current = 0;
+    cudaMemPool_t pool;
+    if (cudaGetDevice(&current) == cudaSuccess && cudaDeviceGetDefaultMemPool(&pool, current) == cudaSuccess)
+        (void)cudaMemPoolTrimTo(pool, 0);
+}
+
+cudaError_t cuda_stream_take(cuda_stream *s, size_t bytes, void **memory)
+{
+    *memory = NULL;
+    if (bytes > SIZE_MAX / 2) return cudaErrorMemoryAllocation;
+    cudaError_t error = cudaMallocAsync(memory, bytes, s->queue);
+    if (error == cudaErrorMemoryAllocation) {
+        (void)cudaGetLastError();
+        trim_pool();
+        error = cudaMallocAsync(memory, bytes, s->queue);
+    }
+    if (error != cudaSuccess) {
+        *memory = NULL;
+        return error;
+    }
+    error = cudaMemsetAsync(*memory, 0, bytes, s->queue);
+    if (error == cudaSuccess) return cudaSuccess;
+    (void)cudaFreeAsync(*memory, s->queue);
+    *memory = NULL;
+    return error;
+}
+
+void cuda_stream_give(cuda_stream *s, void *memory)
+{
+    (void)cudaFreeAsync(memory, s->queue);
+    (void)cuda_stream_wait(s);
+    (void)cudaGetLastError();
+}
+
+/* ---- pinned memory ---- */
+/* Taking and giving back pinned memory stops the GPU: pieces are kept for the next device of this process. */
+enum { PINNED_KEPT = 64 };
+static std::mutex pinned_lock;
+static char *pinned_kept[PINNED_KEPT];
+static int pinned_count;
+
+static cudaError_t take_pinned(char **memory)
+{
+    std::lock_guard<std::mutex> locked(pinned_lock);
+    if (pinned_count > 0) {
+        *memory = pinned_kept[--pinned_count];
+        return cudaSuccess;
+    }
+    return cudaMallocHost((void **)memory, (size_t)CUDA_STREAM_SLOTS * SLOT_BYTES);
+}
+
+static void give_pinned(char *memory)
+{
+    std::lock_guard<std::mutex> locked(pinned_lock);
+    if (pinned_count < PINNED_KEPT)
+        pinned_kept[pinned_count++] = memory;
+    else
+        (void)cudaFreeHost(memory);
+}
+
+/* ---- transfers ---- */
+/* The next piece of pinned memory, free to be overwritten. */
+static cudaError_t next_slot(cuda_stream *s, int *slot)
+{
+    *slot = s->slot;
+    s->slot = (s->slot + 1) % CUDA_STREAM_SLOTS;
+    return cudaEventSynchronize(s->passed[*slot]);
+}
+
+struct small_bytes {
+    unsigned char at[SMALL_BYTES];
+};
+
+/* Threads as many as bytes. */
+__global__ void write_kernel(unsigned char *to, small_bytes from)
+{
+    to[threadIdx.x] = from.at[threadIdx.x];
+}
+
+static cudaError_t upload_small(cuda_stream *s, void *to, const void *from_host, size_t bytes)
+{
+    small_bytes from;
+    memset(&from, 0, sizeof from);
+    memcpy(from.at, from_host, bytes);
+    cuda_launch(write_kernel, 1, (unsigned)bytes, 0, s->queue, (unsigned char *)to, from);
+    return cudaSuccess; /* what goes wrong with a launch is found when it is waited for */
+}
+
+cudaError_t cuda_stream_upload(cuda_stream *s, void *to, const void *from_host, size_t bytes)
+{
+    cudaError_t error = cudaSuccess;
+    if (bytes <= SMALL_BYTES) return upload_small(s, to, from_host, bytes);
+    for (size_t at = 0; at < bytes && error == cudaSuccess; at += SLOT_BYTES) {
+        size_t n = bytes - at < SLOT_BYTES ? bytes - at : (size_t)SLOT_BYTES;
+        int slot;
+        error = next_slot(s, &slot);
+        if (error != cudaSuccess) break;
+        char *pinned = s->pinned + (size_t)slot * SLOT_BYTES;
+        memcpy(pinned, (const char *)from_host + at, n);
+        error = cudaMemcpyAsync((char *)to + at, pinned, n, cudaMemcpyHostToDevice, s->queue);
+        if (error == cudaSuccess) error = cudaEventRecord(s->passed[slot], s->queue);
+    }
+    return error;
+}
+
+cudaError_t cuda_stream_download(cuda_stream *s, void *to_host, const void *from, size_t bytes)
+{
+    cudaError_t error = cudaSuccess;
+    for (size_t at = 0; at < bytes && error == cudaSuccess; at += SLOT_BYTES) {
+        size_t n = bytes - at < SLOT_BYTES ? bytes - at : (size_t)SLOT_BYTES;
+        int slot;
+        error = next_slot(s, &slot);
+        if (error != cudaSuccess) break;
+        char *pinned = s->pinned + (size_t)slot * SLOT_BYTES;
+        error = cudaMemcpyAsync(pinned, (const char *)from + at, n, cudaMemcpyDeviceToHost, s->queue);
+        if (error == cudaSuccess) error = cuda_stream_wait(s);
+        if (error == cudaSuccess) memcpy((char *)to_host + at, pinned, n);
+    }
+    return error;
+}
+
+__global__ void zero_kernel(uint4 *memory, size_t count)
+{
+    size_t i = (size_t)blockIdx.x * ZERO_THREADS + threadIdx.x;
+    if (i < count) memory[i] = make_uint4(0, 0, 0, 0);
+}
+
+/* By a kernel where that is possible: graphs of nothing but kernels are started at once. */
+cudaError_t cuda_stream_zero(cuda_stream *s, void *memory, size_t bytes)
+{
+    size_t count = bytes / sizeof(uint4), blocks = (count + ZERO_THREADS - 1) / ZERO_THREADS;
+    if ((uintptr_t)memory % sizeof(uint4) || bytes % sizeof(uint4) || blocks > INT32_MAX)
+        return cudaMemsetAsync(memory, 0, bytes, s->queue);
+    cuda_launch(zero_kernel, (unsigned)blocks, ZERO_THREADS, 0, s->queue, (uint4 *)memory, count);
+    return cudaSuccess;
+}
+
+/* ---- waiting ---- */
+/* Waiting by asking again and again is quickest, as long as there is a core for it. */
+static int crowded(void)
+{
+    long cores = sysconf(_SC_NPROCESSORS_ONLN);
+    return 2L * open_streams.load() > cores;
+}
+
+cudaError_t cuda_stream_wait(cuda_stream *s)
+{
+    if (!crowded()) return cudaStreamSynchronize(s->queue);
+    cudaError_t error = cudaEventRecord(s->ended, s->queue);
+    return error == cudaSuccess ? cudaEventSynchronize(s->ended) : error;
+}
+
+cudaError_t cuda_stream_make_room(cuda_stream *s)
+{
+    return cudaEventSynchronize(s->marks[s->mark]);
+}
+
+cudaError_t cuda_stream_mark(cuda_stream *s)
+{
+    cudaError_t error = cudaEventRecord(s->marks[s->mark], s->queue);
+    s->mark = (s->mark + 1) % CUDA_STREAM_AHEAD;
+    return error;
+}
+
+/* ---- opening and closing ---- */
+static cudaError_t make_event(cudaEvent_t *event)
+{
+    return cudaEventCreateWithFlags(event, cudaEventDisableTiming | cudaEventBlockingSync);
+}
+
+static cudaError_t make_events(cuda_stream *s)
+{
+    cudaError_t error = make_event(&s->ended);
+    for (int i = 0; i < CUDA_STREAM_SLOTS && error == cudaSuccess; i++) error = make_event(&s->passed[i]);
+    for (int i = 0; i < CUDA_STREAM_AHEAD && error == cudaSuccess; i++) error = make_event(&s->marks[i]);
+    return error;
+}
+
+cudaError_t cuda_stream_open(cuda_stream *s)
+{
+    cudaError_t error = cudaStreamCreateWithFlags(&s->queue, cudaStreamNonBlocking);
+    if (error == cudaSuccess) error = keep_pool();
+    if (error == cudaSuccess) error = take_pinned(&s->pinned);
+    if (error == cudaSuccess) error = make_events(s);
+    if (error == cudaSuccess) {
+        s->counted = 1;
+        open_streams++;
+    }
+    return error;
+}
+
+static void drop(cudaEvent_t event)
+{
+    if (event) (void)cudaEventDestroy(event);
+}
+
+void cuda_stream_close(cuda_stream *s)
+{
+    if (s->counted) open_streams--;
+    if (s->queue) (void)cudaStreamSynchronize(s->queue);
+    drop(s->ended);
+    for (int i = 0; i < CUDA_STREAM_SLOTS; i++) drop(s->passed[i]);
+    for (int i = 0; i < CUDA_STREAM_AHEAD; i++) drop(s->marks[i]);
+    if (s->pinned) give_pinned(s->pinned);
+    if (s->queue) (void)cudaStreamDestroy(s->queue);
+    memset(s, 0, sizeof *s);
+}
