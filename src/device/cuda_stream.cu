@@ -55,9 +55,9 @@ cudaError_t cuda_stream_take(cuda_stream *s, size_t bytes, void **memory)
 
 void cuda_stream_give(cuda_stream *s, void *memory)
 {
-    (void)cudaFreeAsync(memory, s->queue);
-    (void)cuda_stream_wait(s);
-    (void)cudaGetLastError();
+    cudaError_t error = cudaFreeAsync(memory, s->queue);
+    if (error == cudaSuccess) error = cuda_stream_wait(s);
+    if (error != cudaSuccess) (void)cudaGetLastError(); /* its own; a launch's is left to device_sync */
 }
 
 /* ---- pinned memory ---- */
@@ -111,7 +111,7 @@ static cudaError_t upload_small(cuda_stream *s, void *to, const void *from_host,
     memset(&from, 0, sizeof from);
     memcpy(from.at, from_host, bytes);
     cuda_launch(write_kernel, 1, (unsigned)bytes, 0, s->queue, (unsigned char *)to, from);
-    return cudaSuccess; /* what goes wrong with a launch is found when it is waited for */
+    return cudaPeekAtLastError();
 }
 
 cudaError_t cuda_stream_upload(cuda_stream *s, void *to, const void *from_host, size_t bytes)
@@ -160,7 +160,7 @@ cudaError_t cuda_stream_zero(cuda_stream *s, void *memory, size_t bytes)
     if ((uintptr_t)memory % sizeof(uint4) || bytes % sizeof(uint4) || blocks > INT32_MAX)
         return cudaMemsetAsync(memory, 0, bytes, s->queue);
     cuda_launch(zero_kernel, (unsigned)blocks, ZERO_THREADS, 0, s->queue, (uint4 *)memory, count);
-    return cudaSuccess;
+    return cudaPeekAtLastError();
 }
 
 /* ---- waiting ---- */

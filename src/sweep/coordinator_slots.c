@@ -2,6 +2,7 @@
 #include "base/threads.h"
 #include "sweep/coordinator.h"
 #include "sweep/remote.h"
+#include "sweep/slot.h"
 
 #include <errno.h>
 #include <math.h>
@@ -276,7 +277,11 @@ static blurry_status lose_run(coordinator *c, int64_t entry, const char *reason,
     snprintf(result.reason, sizeof result.reason, "%s%s", reason, for_good ? "" : ", again and again");
     gethostname(result.host, sizeof result.host - 1);
     snprintf(result.version, sizeof result.version, "%s", blurry_version());
-    return record(c, entry, &result);
+    STATUS_TRY(record(c, entry, &result));
+    char *path = slot_folder(c->folder, c->sweep->run[entry].key); /* nobody is left to remove it */
+    if (path) slot_remove_folder(path);
+    free(path);
+    return BLURRY_OK;
 }
 
 /* All slots of a process that died, and a new process in its place. */
