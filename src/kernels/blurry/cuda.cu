@@ -1,10 +1,12 @@
 /* Blurry attention on CUDA: the table entry. Tables are built in prepare; a call is described once as a
- * bla_call and handed to the tensor-core kernels where they cover the shape, else to the plain ones. */
+ * bla_call and handed to the first of the tensor-core kernels, the float kernels and the plain kernels that
+ * covers the shape. The plain ones cover all, and alone know the gradient of the period. */
 extern "C" {
 #include "base/dirichlet.h"
 #include "base/status.h"
 }
 #include "base/sizes.h"
+#include "kernels/blurry/cuda_chunk.h"
 #include "kernels/blurry/cuda_direct.h"
 #include "kernels/blurry/cuda_fast.h"
 
@@ -16,6 +18,7 @@ struct bla_tables {
     int blocks;          /* blocks of the plain kernels at once */
     bla_period *periods; /* [Hkv] device memory, followed by the visible positions of each distinct period */
     fast_tables fast;
+    const chunk_kernels *chunk; /* NULL: the shape is not covered, or by fast */
 };
 
 /* ---- tables ---- */
@@ -55,6 +58,7 @@ static void fill_periods(const bla_shape *s, const double *list, const int64_t *
         p.T = s->period[h];
         p.visible = (const int64_t *)(at + head) + of_head[h] * s->S;
         p.all_visible = visible[(of_head[h] + 1) * s->S - 1];
+        p.loose = (int)of_head[h];            /* fast_prepare counts its own */
         p.raised = s->raised[h] || s->S == 1; /* one slot: phi is 1 whatever the period */
         periods[h] = p;
     }
@@ -116,6 +120,7 @@ template <bool is_bf16> static blurry_status prepare(const bla_shape *shape, voi
     t->blocks = direct_blocks();
     t->fast.multiprocessors = multiprocessors();
     t->fast.kernels = is_bf16 ? fast_find(shape) : NULL;
+    t->chunk = t->fast.kernels ? NULL : chunk_find(shape, is_bf16);
     blurry_status status = upload_periods(shape, t);
     if (status != BLURRY_OK) {
         release(t);
@@ -187,13 +192,17 @@ static size_t larger(size_t a, size_t b)
 template <bool is_bf16> static size_t forward_workspace(const bla_shape *s)
 {
     size_t fast = is_bf16 ? fast_forward_workspace(s, multiprocessors()) : 0;
-    return size_add(offsets_bytes(s), larger(fast, direct_forward_workspace(s, direct_blocks())));
+    size_t chunk = fast ? 0 : chunk_forward_workspace(s, is_bf16, multiprocessors());
+    return size_add(offsets_bytes(s),
+                    larger(larger(fast, chunk), direct_forward_workspace(s, direct_blocks())));
 }
 
 template <bool is_bf16> static size_t backward_workspace(const bla_shape *s)
 {
     size_t fast = is_bf16 ? fast_backward_workspace(s, multiprocessors()) : 0;
-    return size_add(offsets_bytes(s), larger(fast, direct_backward_workspace(s, direct_blocks())));
+    size_t chunk = fast ? 0 : chunk_backward_workspace(s, is_bf16, multiprocessors());
+    return size_add(offsets_bytes(s),
+                    larger(larger(fast, chunk), direct_backward_workspace(s, direct_blocks())));
 }
 
 template <bool is_bf16> static size_t saved_bytes(const bla_shape *s)
@@ -225,8 +234,12 @@ template <bool is_bf16> static void forward(const bla_shape *s, const void *tabl
     c.in = state_of(a->in), c.out = state_of(a->out);
     c.positions = (const char *)a->positions, c.position_stride = a->position_stride;
     char *room = (char *)a->workspace + offsets_bytes(s);
-    if (t->fast.kernels && aligned(c.q, c.k, c.v, c.o))
-        fast_forward(&t->fast, s, &c, longest_of(s, a->n_sequences, a->offsets), a->saved, room, stream);
+    bool blocks = aligned(c.q, c.k, c.v, c.o);
+    int64_t longest = longest_of(s, a->n_sequences, a->offsets);
+    if (t->fast.kernels && blocks)
+        fast_forward(&t->fast, s, &c, longest, a->saved, room, stream);
+    else if (t->chunk && blocks)
+        chunk_forward(t->chunk, s, &c, longest, t->fast.multiprocessors, room, stream);
     else
         direct_forward(&c, is_bf16, t->blocks, room, stream);
 }
@@ -242,8 +255,12 @@ template <bool is_bf16> static void backward(const bla_shape *s, const void *tab
     c.positions = (const char *)a->positions, c.position_stride = a->position_stride;
     char *room = (char *)a->workspace + offsets_bytes(s);
     bool period = a->d_period || a->d_period_abs;
-    if (t->fast.kernels && !period && aligned(c.q, c.k, c.v, c.d_o) && aligned(c.d_q, c.d_k, c.d_v, NULL))
-        fast_backward(&t->fast, s, &c, longest_of(s, a->n_sequences, a->offsets), a->saved, room, stream);
+    bool blocks = !period && aligned(c.q, c.k, c.v, c.d_o) && aligned(c.d_q, c.d_k, c.d_v, NULL);
+    int64_t longest = longest_of(s, a->n_sequences, a->offsets);
+    if (t->fast.kernels && blocks)
+        fast_backward(&t->fast, s, &c, longest, a->saved, room, stream);
+    else if (t->chunk && blocks)
+        chunk_backward(t->chunk, s, &c, longest, t->fast.multiprocessors, room, stream);
     else
         direct_backward(&c, is_bf16, t->blocks, s->tokens, a->d_period, a->d_period_abs, room, stream);
 }

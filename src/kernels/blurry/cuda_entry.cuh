@@ -6,7 +6,7 @@
  * chunk keep is c_t[j] 2^-SCALE. A gate that is 0 (a token on the slot's centre) is raised to GATE_LEAST,
  * which changes W by less than bf16 rounds. An entry is P bf16 [64, SP];  c bf16 [4, SP/16, 32, 8] in the
  * order of accumulator fragments;  c float [64, SP]. Where c would leave the range (T/S above some 40) the
- * plain kernels do the work: entry_range says so. */
+ * plain kernels do the work: fast_gates_range says so. */
 #ifndef BLURRY_KERNELS_BLURRY_CUDA_ENTRY_CUH
 #define BLURRY_KERNELS_BLURRY_CUDA_ENTRY_CUH
 #include "kernels/blurry/cuda_call.h"

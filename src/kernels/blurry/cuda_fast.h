@@ -59,6 +59,10 @@ struct fast_tables {
     char *entries; /* device memory */
 };
 
+/* The least log2 of a running product of gates, none below least_gate, over 64 tokens, for the slot at 0 and
+ * any phase. Slots differ by their phase only. */
+double fast_gates_range(int64_t S, double T, double least_gate);
+
 /* Whether these kernels cover a shape, and the tables they need; `periods` [Hkv] gets its entries. */
 const fast_kernels *fast_find(const bla_shape *s);
 cudaError_t fast_prepare(const bla_shape *s, fast_tables *t, bla_period *periods);

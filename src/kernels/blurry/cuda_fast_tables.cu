@@ -10,9 +10,7 @@ enum { ENTRIES_BYTES_MOST = 256 << 20 };
 
 /* ---- coverage ---- */
 
-/* The least log2 of a running product of gates over a chunk, for the slot at 0 and any phase. Slots differ by
- * their phase only. */
-static double entry_range(int64_t S, double T)
+double fast_gates_range(int64_t S, double T, double least_gate)
 {
     double least = 0;
     const double pi = 3.14159265358979323846;
@@ -22,7 +20,7 @@ static double entry_range(int64_t S, double T)
         for (int i = -reach; i < reach; i++) {
             double x = fmod((double)i + phase / 16.0, T) * (double)S / T, sine = sin(pi * x / (double)S);
             double gate = 1 - (fabs(sine) < 1e-12 ? 1.0 : sin(pi * x) / ((double)S * sine));
-            double bits = log2(fmax(gate, (double)ENTRY_GATE_LEAST));
+            double bits = log2(fmax(gate, least_gate));
             int at = (i + reach) % CHUNK;
             sum += bits - window[at], window[at] = bits;
             if (sum < least) least = sum;
@@ -38,7 +36,8 @@ const fast_kernels *fast_find(const bla_shape *s)
     if (s->decay)
         for (int64_t h = 0; h < s->Hkv; h++) {
             bool same = h > 0 && s->period[h] == s->period[h - 1];
-            if (!same && entry_range(s->S, s->period[h]) < -1.8 * ENTRY_SCALE) return NULL;
+            if (!same && fast_gates_range(s->S, s->period[h], ENTRY_GATE_LEAST) < -1.8 * ENTRY_SCALE)
+                return NULL;
         }
     int slots = s->S <= 64 ? 64 : 128;
     return widest <= 32   ? fast_kernels_32(slots, s->decay)
