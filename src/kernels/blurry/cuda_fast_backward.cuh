@@ -308,7 +308,7 @@ static __device__ inline void backward_head(const bla_call &c, const fast_place 
         if (!F::SHARES) backward_pull<F>(d_slots, s, stage);
     }
     __syncthreads();
-    if (F::SHARES && head == c.group - 1) { /* all heads have read the slots */
+    if (F::SHARES && head == 0) { /* before this chunk pulls at it; a second head loads the slots again */
         fast_copy_out<D>(d_slots, s.d_slots, s.slot0);
         __syncthreads();
         backward_through<F>(d_tokens, s.table(stage), s.d_slots, s.rows);
@@ -370,6 +370,7 @@ static __global__ void __launch_bounds__(256, 1) fast_backward_kernel(bla_call c
         for (int head = 0; head < c.group; head++) {
             if (head > 0) {
                 backward_load_left<F>(c, p, chunk, head, s, stage);
+                if (F::SHARES && head == 1) backward_load_slots<F>(c, r, p, chunk, s);
                 copy_async_commit();
                 copy_async_wait<0>();
                 __syncthreads();
