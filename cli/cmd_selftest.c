@@ -1,4 +1,5 @@
 /* `blurry selftest`: every kernel of this machine against the double reference, the worst error of each. */
+#include "blurry/device.h"
 #include "blurry/selftest.h"
 #include "cli/cli.h"
 
@@ -28,6 +29,8 @@ int cmd_selftest(int argc, char **argv)
     printf("%-10s %-7s %-4s %6s   %9s  %-10s %9s\n", "group", "kernel", "type", "cases", "error", "worst in",
            "allowed");
     blurry_status status = blurry_selftest(print_row, NULL);
+    if (status == BLURRY_OK && blurry_device_check(BLURRY_DEVICE_CUDA) != BLURRY_OK)
+        printf("cuda: no device\n");
     if (status == BLURRY_OK) printf("all kernels agree with the double reference\n");
     return cli_report(status, "selftest");
 }

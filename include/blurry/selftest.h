@@ -11,8 +11,8 @@ extern "C" {
 /* One kernel in one type, over all cases of its group. */
 typedef struct blurry_selftest_row {
     const char *group;  /* "attention", "decode" */
-    const char *kernel; /* "ref", "base", "avx2", "avx512" */
-    const char *type;   /* "f32", "f64" */
+    const char *kernel; /* "ref", "base", "avx2", "avx512"; "cuda" where there is a GPU */
+    const char *type;   /* "f32", "f64", "bf16" */
     const char *worst;  /* the result with the worst error, for example "d_k" */
     double error;       /* relative, infinity where something is not finite */
     double tolerance;

@@ -2,7 +2,7 @@
 #include "device/cuda_stream.h"
 
 #include <atomic>
-#include <mutex>
+#include <pthread.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -63,27 +63,25 @@ void cuda_stream_give(cuda_stream *s, void *memory)
 /* ---- pinned memory ---- */
 /* Taking and giving back pinned memory stops the GPU: pieces are kept for the next device of this process. */
 enum { PINNED_KEPT = 64 };
-static std::mutex pinned_lock;
+static pthread_mutex_t pinned_lock = PTHREAD_MUTEX_INITIALIZER;
 static char *pinned_kept[PINNED_KEPT];
 static int pinned_count;
 
 static cudaError_t take_pinned(char **memory)
 {
-    std::lock_guard<std::mutex> locked(pinned_lock);
-    if (pinned_count > 0) {
-        *memory = pinned_kept[--pinned_count];
-        return cudaSuccess;
-    }
-    return cudaMallocHost((void **)memory, (size_t)CUDA_STREAM_SLOTS * SLOT_BYTES);
+    pthread_mutex_lock(&pinned_lock);
+    *memory = pinned_count > 0 ? pinned_kept[--pinned_count] : NULL;
+    pthread_mutex_unlock(&pinned_lock);
+    return *memory ? cudaSuccess : cudaMallocHost((void **)memory, (size_t)CUDA_STREAM_SLOTS * SLOT_BYTES);
 }
 
 static void give_pinned(char *memory)
 {
-    std::lock_guard<std::mutex> locked(pinned_lock);
-    if (pinned_count < PINNED_KEPT)
-        pinned_kept[pinned_count++] = memory;
-    else
-        (void)cudaFreeHost(memory);
+    pthread_mutex_lock(&pinned_lock);
+    int kept = pinned_count < PINNED_KEPT;
+    if (kept) pinned_kept[pinned_count++] = memory;
+    pthread_mutex_unlock(&pinned_lock);
+    if (!kept) (void)cudaFreeHost(memory);
 }
 
 /* ---- transfers ---- */

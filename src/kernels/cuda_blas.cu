@@ -6,7 +6,7 @@
 
 #include <cublasLt.h>
 #include <dlfcn.h>
-#include <mutex>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -270,10 +270,10 @@ void cuda_blas_multiply(const kernel_run *run, const cuda_blas_product *p)
  * would stop the GPU. */
 static const char *lt_shared(lt_library *lt, cublasLtHandle_t *handle)
 {
-    static std::mutex lock;
+    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
     static lt_library library;
     static cublasLtHandle_t made;
-    std::lock_guard<std::mutex> locked(lock);
+    pthread_mutex_lock(&lock);
     const char *missing = made ? NULL : lt_open(&library);
     if (!missing && !made && library.Create(&made) != CUBLAS_STATUS_SUCCESS) {
         made = NULL;
@@ -281,6 +281,7 @@ static const char *lt_shared(lt_library *lt, cublasLtHandle_t *handle)
     }
     *lt = library;
     *handle = made;
+    pthread_mutex_unlock(&lock);
     return missing;
 }
 

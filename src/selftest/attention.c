@@ -2,6 +2,7 @@
  * public API. */
 #include "base/memory.h"
 #include "base/status.h"
+#include "blurry/device.h"
 #include "selftest/selftest.h"
 
 #include <stdlib.h>
@@ -26,6 +27,54 @@ static const shape shapes[] = {
 };
 enum { SHAPES = sizeof shapes / sizeof shapes[0] };
 
+/* ---- numbers ---- */
+static uint16_t to_bf16(double x)
+{
+    float value = (float)x;
+    uint32_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16); /* to nearest, ties to even */
+}
+
+static double from_bf16(uint16_t x)
+{
+    uint32_t bits = (uint32_t)x << 16;
+    float value;
+    memcpy(&value, &bits, sizeof value);
+    return (double)value;
+}
+
+/* To bf16, so that all types see the same numbers. */
+static double rounded(double x)
+{
+    return from_bf16(to_bf16(x));
+}
+
+static size_t element_of(blurry_dtype dtype)
+{
+    return dtype == BLURRY_BF16 ? 2 : dtype == BLURRY_F32 ? sizeof(float) : sizeof(double);
+}
+
+static void to_elements(blurry_dtype dtype, const double *numbers, void *elements, int64_t n)
+{
+    for (int64_t i = 0; i < n; i++)
+        if (dtype == BLURRY_F64)
+            ((double *)elements)[i] = numbers[i];
+        else if (dtype == BLURRY_F32)
+            ((float *)elements)[i] = (float)numbers[i];
+        else
+            ((uint16_t *)elements)[i] = to_bf16(numbers[i]);
+}
+
+static void from_elements(blurry_dtype dtype, const void *elements, double *numbers, int64_t n)
+{
+    for (int64_t i = 0; i < n; i++)
+        numbers[i] = dtype == BLURRY_F64   ? ((const double *)elements)[i]
+                     : dtype == BLURRY_F32 ? (double)((const float *)elements)[i]
+                                           : from_bf16(((const uint16_t *)elements)[i]);
+}
+
+/* ---- results ---- */
 /* Results as doubles; `all` is the one allocation they point into. */
 typedef struct results {
     double *all, *q, *k, *v, *d_o, *slots_k, *slots_v; /* inputs */
@@ -33,7 +82,15 @@ typedef struct results {
     int64_t n_q, n_k, n_v, n_o, n_sk, n_sv;
 } results;
 
-static blurry_status results_init(const shape *s, results *r)
+/* What is compared with the reference. */
+typedef struct variant {
+    blurry_device device;
+    blurry_dtype dtype;
+    int reference;
+    const char *name;
+} variant;
+
+static blurry_status results_init(const shape *s, blurry_dtype dtype, results *r)
 {
     int64_t n = s->B * s->L, slots = s->B * s->Hkv * (2 * s->M - 1);
     r->n_q = n * s->H * s->Dk, r->n_k = n * s->Hkv * s->Dk, r->n_v = n * s->Hkv * s->Dv,
@@ -52,24 +109,20 @@ static blurry_status results_init(const shape *s, results *r)
     double *at = r->all;
     for (int i = 0; i < 15; i++) *parts[i] = at, at += sizes[i];
     uint64_t state = (uint64_t)(s->L * 131 + s->M);
-    for (int64_t i = 0; r->q + i < r->o; i++) r->q[i] = selftest_random(&state);
+    for (int64_t i = 0; r->q + i < r->o; i++)
+        r->q[i] = dtype == BLURRY_BF16 ? rounded(selftest_random(&state)) : selftest_random(&state);
     return BLURRY_OK;
 }
 
-static void convert(blurry_dtype dtype, int to_type, double *numbers, void *elements, int64_t n)
-{
-    for (int64_t i = 0; i < n; i++)
-        if (dtype == BLURRY_F64)
-            to_type ? (((double *)elements)[i] = numbers[i]) : (numbers[i] = ((double *)elements)[i]);
-        else
-            to_type ? (((float *)elements)[i] = (float)numbers[i]) : (numbers[i] = ((float *)elements)[i]);
-}
-
-/* A call's memory in the plan's type: one block, parts aligned to 64. */
+/* ---- memory ---- */
+/* A call's memory on the plan's device: one block, parts aligned to 64. What goes wrong with a copy is kept.
+ */
 typedef struct block {
-    char *memory;
-    size_t used, size, element;
-    blurry_dtype dtype;
+    blurry_device device;
+    blurry_dtype dtype, slots; /* of tensors; of slots and their gradients */
+    char *memory, *host;       /* host: as large as the block, what copies pass through */
+    size_t used;
+    blurry_status status;
 } block;
 
 static void *part(block *m, size_t bytes)
@@ -79,63 +132,86 @@ static void *part(block *m, size_t bytes)
     return at;
 }
 
-static void *given(block *m, double *from, int64_t n)
+static void copy_to(block *m, blurry_dtype dtype, const double *from, void *to, int64_t n)
 {
-    void *at = part(m, (size_t)n * m->element);
-    convert(m->dtype, 1, from, at, n);
+    to_elements(dtype, from, m->host, n);
+    if (m->status == BLURRY_OK)
+        m->status = blurry_device_copy(m->device, to, m->host, (size_t)n * element_of(dtype));
+}
+
+static void copy_from(block *m, blurry_dtype dtype, const void *from, double *to, int64_t n)
+{
+    if (m->status == BLURRY_OK)
+        m->status = blurry_device_copy(m->device, m->host, from, (size_t)n * element_of(dtype));
+    from_elements(dtype, m->host, to, n);
+}
+
+static void *given(block *m, blurry_dtype dtype, const double *from, int64_t n)
+{
+    void *at = part(m, (size_t)n * element_of(dtype));
+    copy_to(m, dtype, from, at, n);
     return at;
 }
 
-static void *wanted(block *m, int64_t n)
+static void *wanted(block *m, blurry_dtype dtype, int64_t n)
 {
-    return part(m, (size_t)n * m->element);
+    return part(m, (size_t)n * element_of(dtype));
 }
 
+/* ---- calls ---- */
+/* One token of every sequence at a time. */
 static blurry_status run_step(const blurry_attn_plan *plan, const shape *s, results *r, char *states,
                               block *m)
 {
-    size_t bytes = blurry_attn_step_workspace(plan), state = blurry_attn_state_bytes(plan);
-    void *q = wanted(m, s->B * s->H * s->Dk), *k = wanted(m, s->B * s->Hkv * s->Dk),
-         *v = wanted(m, s->B * s->Hkv * s->Dv);
-    void *o = wanted(m, s->B * s->H * s->Dv), *workspace = part(m, bytes);
-    void **pointers = part(m, (size_t)s->B * sizeof(void *));
-    for (int64_t b = 0; b < s->B; b++) pointers[b] = states + (size_t)b * state;
+    size_t bytes = blurry_attn_step_workspace(plan), element = element_of(m->dtype);
+    int64_t nq = s->H * s->Dk, nk = s->Hkv * s->Dk, nv = s->Hkv * s->Dv, no = s->H * s->Dv;
+    char *q = wanted(m, m->dtype, s->B * nq), *k = wanted(m, m->dtype, s->B * nk);
+    char *v = wanted(m, m->dtype, s->B * nv), *o = wanted(m, m->dtype, s->B * no);
+    void *workspace = part(m, bytes);
     for (int64_t i = 0; i < s->L; i++) {
         for (int64_t b = 0; b < s->B; b++) {
             int64_t n = b * s->L + i;
-            convert(m->dtype, 1, r->q + n * s->H * s->Dk, (char *)q + (size_t)(b * s->H * s->Dk) * m->element,
-                    s->H * s->Dk);
-            convert(m->dtype, 1, r->k + n * s->Hkv * s->Dk,
-                    (char *)k + (size_t)(b * s->Hkv * s->Dk) * m->element, s->Hkv * s->Dk);
-            convert(m->dtype, 1, r->v + n * s->Hkv * s->Dv,
-                    (char *)v + (size_t)(b * s->Hkv * s->Dv) * m->element, s->Hkv * s->Dv);
+            copy_to(m, m->dtype, r->q + n * nq, q + (size_t)(b * nq) * element, nq);
+            copy_to(m, m->dtype, r->k + n * nk, k + (size_t)(b * nk) * element, nk);
+            copy_to(m, m->dtype, r->v + n * nv, v + (size_t)(b * nv) * element, nv);
         }
-        blurry_attn_step_args a = {s->B, q, k, v, o, pointers, workspace, bytes};
+        blurry_attn_step_args a = {.count = s->B,
+                                   .q = q,
+                                   .k = k,
+                                   .v = v,
+                                   .o = o,
+                                   .state_batch = states,
+                                   .workspace = workspace,
+                                   .workspace_bytes = bytes};
         STATUS_TRY(blurry_attn_step(plan, &a));
+        STATUS_TRY(blurry_attn_sync(plan, NULL));
         for (int64_t b = 0; b < s->B; b++)
-            convert(m->dtype, 0, r->stepped + (b * s->L + i) * s->H * s->Dv,
-                    (char *)o + (size_t)(b * s->H * s->Dv) * m->element, s->H * s->Dv);
+            copy_from(m, m->dtype, o + (size_t)(b * no) * element, r->stepped + (b * s->L + i) * no, no);
     }
-    return BLURRY_OK;
+    return m->status;
 }
 
 static blurry_status run_whole(const blurry_attn_plan *plan, const shape *s, results *r, char *states,
                                block *m)
 {
     size_t state = blurry_attn_state_bytes(plan), fb = blurry_attn_forward_workspace(plan);
-    size_t bb = blurry_attn_backward_workspace(plan);
-    void *q = given(m, r->q, r->n_q), *k = given(m, r->k, r->n_k), *v = given(m, r->v, r->n_v);
-    void *d_o = given(m, r->d_o, r->n_o), *o = wanted(m, r->n_o);
-    void *slots_k = given(m, r->slots_k, r->n_sk), *slots_v = given(m, r->slots_v, r->n_sv);
-    void *d_q = wanted(m, r->n_q), *d_k = wanted(m, r->n_k), *d_v = wanted(m, r->n_v);
-    void *d_sk = wanted(m, r->n_sk), *d_sv = wanted(m, r->n_sv),
-         *saved = part(m, blurry_attn_saved_bytes(plan));
+    size_t bb = blurry_attn_backward_workspace(plan), slot = element_of(m->slots);
+    int64_t sk = r->n_sk / s->B, sv = r->n_sv / s->B;
+    void *q = given(m, m->dtype, r->q, r->n_q), *k = given(m, m->dtype, r->k, r->n_k);
+    void *v = given(m, m->dtype, r->v, r->n_v), *d_o = given(m, m->dtype, r->d_o, r->n_o);
+    void *o = wanted(m, m->dtype, r->n_o);
+    char *slots_k = given(m, m->slots, r->slots_k, r->n_sk),
+         *slots_v = given(m, m->slots, r->slots_v, r->n_sv);
+    void *d_q = wanted(m, m->dtype, r->n_q), *d_k = wanted(m, m->dtype, r->n_k);
+    void *d_v = wanted(m, m->dtype, r->n_v);
+    void *d_sk = wanted(m, m->slots, r->n_sk), *d_sv = wanted(m, m->slots, r->n_sv);
+    void *saved = part(m, blurry_attn_saved_bytes(plan));
     char *out = part(m, (size_t)s->B * state);
     void *workspace = part(m, fb > bb ? fb : bb);
     for (int64_t b = 0; b < s->B; b++)
         STATUS_TRY(blurry_attn_state_set(plan, states + (size_t)b * state, s->position,
-                                         (char *)slots_k + (size_t)(b * r->n_sk / s->B) * m->element,
-                                         (char *)slots_v + (size_t)(b * r->n_sv / s->B) * m->element));
+                                         slots_k + (size_t)(b * sk) * slot,
+                                         slots_v + (size_t)(b * sv) * slot));
     blurry_attn_forward_args f = {.q = q,
                                   .k = k,
                                   .v = v,
@@ -162,59 +238,72 @@ static blurry_status run_whole(const blurry_attn_plan *plan, const shape *s, res
                                    .workspace = workspace,
                                    .workspace_bytes = bb};
     STATUS_TRY(blurry_attn_backward(plan, &g));
-    convert(m->dtype, 0, r->o, o, r->n_o);
-    convert(m->dtype, 0, r->d_q, d_q, r->n_q);
-    convert(m->dtype, 0, r->d_k, d_k, r->n_k);
-    convert(m->dtype, 0, r->d_v, d_v, r->n_v);
-    convert(m->dtype, 0, r->d_slots_k, d_sk, r->n_sk);
-    convert(m->dtype, 0, r->d_slots_v, d_sv, r->n_sv);
+    STATUS_TRY(blurry_attn_sync(plan, NULL));
+    copy_from(m, m->dtype, o, r->o, r->n_o);
+    copy_from(m, m->dtype, d_q, r->d_q, r->n_q);
+    copy_from(m, m->dtype, d_k, r->d_k, r->n_k);
+    copy_from(m, m->dtype, d_v, r->d_v, r->n_v);
+    copy_from(m, m->slots, d_sk, r->d_slots_k, r->n_sk);
+    copy_from(m, m->slots, d_sv, r->d_slots_v, r->n_sv);
     for (int64_t b = 0; b < s->B; b++) {
         STATUS_TRY(blurry_attn_state_get(plan, out + (size_t)b * state, NULL, slots_k, slots_v));
-        convert(m->dtype, 0, r->k_out + b * r->n_sk / s->B, slots_k, r->n_sk / s->B);
-        convert(m->dtype, 0, r->v_out + b * r->n_sv / s->B, slots_v, r->n_sv / s->B);
+        copy_from(m, m->slots, slots_k, r->k_out + b * sk, sk);
+        copy_from(m, m->slots, slots_v, r->v_out + b * sv, sv);
     }
-    return BLURRY_OK;
+    return m->status;
+}
+
+static blurry_status run_plan(const blurry_attn_plan *plan, const shape *s, const variant *v, results *r)
+{
+    size_t fb = blurry_attn_forward_workspace(plan), bb = blurry_attn_backward_workspace(plan);
+    block m = {.device = v->device,
+               .dtype = v->dtype,
+               .slots = v->device == BLURRY_DEVICE_CUDA ? BLURRY_F32 : v->dtype};
+    int64_t numbers = r->n_q + r->n_k + r->n_v + r->n_o + r->n_sk + r->n_sv;
+    size_t size = 4 * (size_t)numbers * sizeof(double) + 2 * (size_t)s->B * blurry_attn_state_bytes(plan) +
+                  (fb > bb ? fb : bb) + blurry_attn_saved_bytes(plan) + blurry_attn_step_workspace(plan) +
+                  64 * 64;
+    void *memory = NULL, *host = NULL;
+    blurry_status status = memory_alloc(&host, (size_t)numbers, sizeof(double), "self test memory");
+    if (status == BLURRY_OK) status = blurry_device_alloc(v->device, size, &memory);
+    if (status == BLURRY_OK) {
+        m.memory = memory, m.host = host;
+        char *states = part(&m, (size_t)s->B * blurry_attn_state_bytes(plan));
+        status = run_whole(plan, s, r, states, &m);
+        if (status == BLURRY_OK) status = run_step(plan, s, r, states, &m);
+    }
+    if (memory) blurry_device_free(v->device, memory);
+    memory_free(host);
+    return status;
 }
 
 /* Forward, backward and steps of one shape by one kind of kernel. */
-static blurry_status run_shape(const shape *s, blurry_dtype dtype, int reference, results *r)
+static blurry_status run_shape(const shape *s, const variant *v, results *r)
 {
     blurry_attn_desc d;
     blurry_attn_desc_init(&d);
     d.batch = s->B, d.length = s->L, d.heads = s->H, d.heads_kv = s->Hkv, d.dim_k = s->Dk, d.dim_v = s->Dv;
-    d.modes = s->M, d.period = s->period, d.decay = s->decay, d.dtype = dtype, d.reference = reference;
-    d.grid = s->relative ? BLURRY_GRID_RELATIVE : BLURRY_GRID_ABSOLUTE;
+    d.modes = s->M, d.period = s->period, d.decay = s->decay, d.dtype = v->dtype, d.reference = v->reference;
+    d.device = v->device, d.grid = s->relative ? BLURRY_GRID_RELATIVE : BLURRY_GRID_ABSOLUTE;
     blurry_attn_plan *plan;
     STATUS_TRY(blurry_attn_plan_create(&plan, &d));
-    size_t fb = blurry_attn_forward_workspace(plan), bb = blurry_attn_backward_workspace(plan);
-    block m = {.element = dtype == BLURRY_F32 ? 4 : 8, .dtype = dtype};
-    m.size = 4 * (size_t)(r->n_q + r->n_k + r->n_v + r->n_o + r->n_sk + r->n_sv) * m.element +
-             2 * (size_t)s->B * blurry_attn_state_bytes(plan) + (fb > bb ? fb : bb) +
-             blurry_attn_saved_bytes(plan) + blurry_attn_step_workspace(plan) + 64 * 64;
-    void *memory;
-    blurry_status status = memory_alloc(&memory, m.size, 1, "self test memory");
-    if (status == BLURRY_OK) {
-        m.memory = memory;
-        char *states = part(&m, (size_t)s->B * blurry_attn_state_bytes(plan));
-        status = run_whole(plan, s, r, states, &m);
-        if (status == BLURRY_OK) status = run_step(plan, s, r, states, &m);
-        memory_free(memory);
-    }
+    blurry_status status = run_plan(plan, s, v, r);
     blurry_attn_plan_destroy(&plan);
     return status;
 }
 
-/* One kernel over all shapes; the instruction set is chosen as a user would, by BLURRY_ISA. */
-static blurry_status run_kernel(selftest *test, blurry_dtype dtype, int reference, cpu_isa isa)
+/* One kernel over all shapes. */
+static blurry_status run_kernel(selftest *test, const variant *v)
 {
-    selftest_worst whole = {0}, decode = {0};
+    static const variant reference = {BLURRY_DEVICE_CPU, BLURRY_F64, 1, "ref"};
+    selftest_worst whole = {.floor = selftest_floor(v->dtype)}, decode = whole;
     blurry_status status = BLURRY_OK;
     for (int i = 0; i < SHAPES && status == BLURRY_OK; i++) {
         results want = {0}, got = {0};
-        status = results_init(&shapes[i], &want);
-        if (status == BLURRY_OK) status = results_init(&shapes[i], &got);
-        if (status == BLURRY_OK) status = run_shape(&shapes[i], BLURRY_F64, 1, &want);
-        if (status == BLURRY_OK) status = run_shape(&shapes[i], dtype, reference, &got);
+        status = results_init(&shapes[i], v->dtype, &want);
+        if (status == BLURRY_OK) status = results_init(&shapes[i], v->dtype, &got);
+        if (status == BLURRY_OK) status = run_shape(&shapes[i], &reference, &want);
+        if (status == BLURRY_OK) status = run_shape(&shapes[i], v, &got);
         if (status == BLURRY_OK) {
             selftest_compare(&whole, "o", got.o, want.o, want.n_o);
             selftest_compare(&whole, "k_state", got.k_out, want.k_out, want.n_sk);
@@ -231,22 +320,25 @@ static blurry_status run_kernel(selftest *test, blurry_dtype dtype, int referenc
         memory_free(got.all);
     }
     STATUS_TRY(status);
-    const char *name = reference ? "ref" : cpu_isa_name(isa);
-    STATUS_TRY(selftest_row(test, "attention", name, dtype, selftest_tolerance(dtype), &whole));
-    return selftest_row(test, "decode", name, dtype, selftest_tolerance(dtype), &decode);
+    STATUS_TRY(selftest_row(test, "attention", v->name, v->dtype, selftest_tolerance(v->dtype), &whole));
+    return selftest_row(test, "decode", v->name, v->dtype, selftest_tolerance(v->dtype), &decode);
 }
 
-blurry_status selftest_attention(selftest *test)
+/* The instruction set is chosen as a user would, by BLURRY_ISA. */
+static blurry_status run_cpu(selftest *test)
 {
     const char *wish = getenv("BLURRY_ISA");
     char *kept = wish ? strdup(wish) : NULL;
     blurry_status status = BLURRY_OK;
     for (int type = 0; type < 2 && status == BLURRY_OK; type++) {
-        status = run_kernel(test, (blurry_dtype)type, 1, CPU_ISA_BASE);
+        variant v = {BLURRY_DEVICE_CPU, (blurry_dtype)type, 1, "ref"};
+        status = run_kernel(test, &v);
+        v.reference = 0;
         for (int isa = 0; isa < CPU_ISA_COUNT && status == BLURRY_OK; isa++) {
             if (!cpu_isa_supported((cpu_isa)isa)) continue;
-            setenv("BLURRY_ISA", cpu_isa_name((cpu_isa)isa), 1);
-            status = run_kernel(test, (blurry_dtype)type, 0, (cpu_isa)isa);
+            v.name = cpu_isa_name((cpu_isa)isa);
+            setenv("BLURRY_ISA", v.name, 1);
+            status = run_kernel(test, &v);
         }
     }
     if (kept)
@@ -255,4 +347,12 @@ blurry_status selftest_attention(selftest *test)
         unsetenv("BLURRY_ISA");
     free(kept);
     return status;
+}
+
+blurry_status selftest_attention(selftest *test)
+{
+    STATUS_TRY(run_cpu(test));
+    if (blurry_device_check(BLURRY_DEVICE_CUDA) != BLURRY_OK) return BLURRY_OK;
+    STATUS_TRY(run_kernel(test, &(variant){BLURRY_DEVICE_CUDA, BLURRY_F32, 0, "cuda"}));
+    return run_kernel(test, &(variant){BLURRY_DEVICE_CUDA, BLURRY_BF16, 0, "cuda"});
 }

@@ -12,7 +12,12 @@ struct selftest {
 
 double selftest_tolerance(blurry_dtype dtype)
 {
-    return dtype == BLURRY_F32 ? 2e-5 : 1e-12;
+    return dtype == BLURRY_BF16 ? 2e-2 : dtype == BLURRY_F32 ? 2e-5 : 1e-12;
+}
+
+double selftest_floor(blurry_dtype dtype)
+{
+    return dtype == BLURRY_BF16 ? 1e-2 : 1e-3;
 }
 
 double selftest_random(uint64_t *state)
@@ -25,7 +30,7 @@ double selftest_random(uint64_t *state)
 
 void selftest_compare(selftest_worst *worst, const char *name, const double *a, const double *b, int64_t n)
 {
-    double difference = 0, size = 1e-3;
+    double difference = 0, size = worst->floor;
     for (int64_t i = 0; i < n; i++) {
         if (!isfinite(a[i])) difference = INFINITY;
         difference = fmax(difference, fabs(a[i] - b[i]));
@@ -41,7 +46,9 @@ blurry_status selftest_row(selftest *test, const char *group, const char *kernel
 {
     blurry_selftest_row row = {group,
                                kernel,
-                               dtype == BLURRY_F32 ? "f32" : "f64",
+                               dtype == BLURRY_BF16  ? "bf16"
+                               : dtype == BLURRY_F32 ? "f32"
+                                                     : "f64",
                                worst->name ? worst->name : "",
                                worst->error,
                                tolerance,

@@ -8,13 +8,13 @@
 
 /* The worst error so far of one kernel. */
 typedef struct selftest_worst {
+    double floor; /* results are of size 1; what is exactly zero is compared to this */
     const char *name;
     double error;
     int64_t cases;
 } selftest_worst;
 
-/* Takes in max |a - b| / max(max |b|, 1e-3): results are of size 1, and the floor is where exact zeros are
- * compared. */
+/* Takes in max |a - b| / max(max |b|, floor). */
 void selftest_compare(selftest_worst *worst, const char *name, const double *a, const double *b, int64_t n);
 
 /* Reports one kernel. Returns BLURRY_E_CANCELLED where the caller wants to stop, and remembers misses. */
@@ -22,8 +22,9 @@ typedef struct selftest selftest;
 blurry_status selftest_row(selftest *test, const char *group, const char *kernel, blurry_dtype dtype,
                            double tolerance, const selftest_worst *worst);
 
-/* Relative errors allowed, per type. */
+/* Relative errors allowed, per type, and the floor. */
 double selftest_tolerance(blurry_dtype dtype);
+double selftest_floor(blurry_dtype dtype);
 
 /* Uniform in (-1, 1), rounded to float so that both types see the same numbers. */
 double selftest_random(uint64_t *state);

@@ -8,6 +8,8 @@
   [[ "$output" == *"decode     base    f64"* ]]
   [[ "$output" == *"all kernels agree"* ]]
   [[ "$output" != *MISSED* ]]
+  # with a GPU its kernels, without one a line that says so
+  grep -qx 'cuda: no device' <<<"$output" || [[ "$output" == *"attention  cuda    bf16"*"decode     cuda    bf16"* ]]
 }
 
 @test "arguments are refused" {
