@@ -120,6 +120,10 @@ typedef struct blurry_attn_forward_args {
     void *workspace;
     size_t workspace_bytes;
     blurry_stream stream;
+    const int64_t *rows; /* NULL: outputs of all tokens; else [row_count] ascending tokens, counted over all
+                            sequences, whose outputs are wanted: q [row_count, H, Dk], o [row_count, H, Dv].
+                            On the CPU only */
+    int64_t row_count;
 } blurry_attn_forward_args;
 
 BLURRY_API blurry_status blurry_attn_forward(const blurry_attn_plan *plan,
@@ -141,6 +145,8 @@ typedef struct blurry_attn_backward_args {
     void *workspace;
     size_t workspace_bytes;
     blurry_stream stream;
+    const int64_t *rows; /* as in forward: q and d_q [row_count, H, Dk], d_o [row_count, H, Dv] */
+    int64_t row_count;
 } blurry_attn_backward_args;
 
 BLURRY_API blurry_status blurry_attn_backward(const blurry_attn_plan *plan,

@@ -67,6 +67,24 @@ blurry_status attn_check_offsets(const blurry_attn_plan *plan, const int64_t *of
     return BLURRY_OK;
 }
 
+blurry_status attn_check_rows(const blurry_attn_plan *plan, const int64_t *list, int64_t count, int64_t n,
+                              int64_t *rows)
+{
+    *rows = n;
+    if (!list) return BLURRY_OK;
+    if (plan->cuda)
+        return status_fail(BLURRY_E_UNSUPPORTED, "rows is not NULL: on CUDA all outputs are computed");
+    if (count < 0 || count > n)
+        return status_fail(BLURRY_E_INVALID, "row_count is %lld: give 0 to %lld, the tokens of the call",
+                           (long long)count, (long long)n);
+    for (int64_t i = 0; i < count; i++)
+        if (list[i] < 0 || list[i] >= n || (i && list[i] <= list[i - 1]))
+            return status_fail(BLURRY_E_INVALID, "rows[%lld] is %lld: give ascending tokens below %lld",
+                               (long long)i, (long long)list[i], (long long)n);
+    *rows = count;
+    return BLURRY_OK;
+}
+
 blurry_status attn_check_states(const blurry_attn_plan *plan, const void *states, const int64_t *offsets)
 {
     if (!states || plan->cuda) return BLURRY_OK; /* in device memory: checked there */

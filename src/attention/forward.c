@@ -5,19 +5,19 @@
 
 #include <string.h>
 
-/* Sizes in bytes of the tensors of a call with n tokens. */
+/* Sizes in bytes of the tensors of a call with n tokens and `rows` rows of q and o. */
 typedef struct tensor_bytes {
     size_t q, k, v, o, states, k_slots, v_slots;
 } tensor_bytes;
 
-static tensor_bytes tensor_sizes(const blurry_attn_plan *plan, int64_t n)
+static tensor_bytes tensor_sizes(const blurry_attn_plan *plan, int64_t n, int64_t rows)
 {
     const bla_shape *s = &plan->shape;
     size_t e = plan->element, B = (size_t)s->batch, slots = (size_t)(s->Hkv * s->S) * plan->state_element;
-    return (tensor_bytes){.q = (size_t)(n * s->H * s->Dk) * e,
+    return (tensor_bytes){.q = (size_t)(rows * s->H * s->Dk) * e,
                           .k = (size_t)(n * s->Hkv * s->Dk) * e,
                           .v = (size_t)(n * s->Hkv * s->Dv) * e,
-                          .o = (size_t)(n * s->H * s->Dv) * e,
+                          .o = (size_t)(rows * s->H * s->Dv) * e,
                           .states = B * plan->layout.bytes,
                           .k_slots = B * slots * (size_t)s->Dk,
                           .v_slots = B * slots * (size_t)s->Dv};
@@ -96,11 +96,12 @@ static blurry_status check_forward(const blurry_attn_plan *plan, const blurry_at
 {
     if (!plan) return status_fail(BLURRY_E_INVALID, "plan is NULL");
     if (!a) return status_fail(BLURRY_E_INVALID, "args is NULL");
-    int64_t n;
+    int64_t n, rows;
     STATUS_TRY(attn_check_workspace(a->workspace, a->workspace_bytes, plan->forward_bytes));
     STATUS_TRY(attn_check_offsets(plan, a->offsets, &n));
+    STATUS_TRY(attn_check_rows(plan, a->rows, a->row_count, n, &rows));
     STATUS_TRY(attn_check_states(plan, a->state_in, a->offsets));
-    tensor_bytes size = tensor_sizes(plan, n);
+    tensor_bytes size = tensor_sizes(plan, n, rows);
     size_t e = plan->element;
     const attn_range ranges[] = {{"q", a->q, size.q, e, 1, 0},
                                  {"k", a->k, size.k, e, 1, 0},
@@ -123,6 +124,7 @@ blurry_status blurry_attn_forward(const blurry_attn_plan *plan, const blurry_att
                         .k = args->k,
                         .v = args->v,
                         .o = args->o,
+                        .rows = {args->rows, args->row_count},
                         .saved = args->saved,
                         .workspace = (char *)args->workspace + attn_prefix_bytes(plan)};
     call.sequences =
@@ -149,13 +151,14 @@ static blurry_status check_backward(const blurry_attn_plan *plan, const blurry_a
 {
     if (!plan) return status_fail(BLURRY_E_INVALID, "plan is NULL");
     if (!a) return status_fail(BLURRY_E_INVALID, "args is NULL");
-    int64_t n;
+    int64_t n, rows;
     STATUS_TRY(attn_check_workspace(a->workspace, a->workspace_bytes, plan->backward_bytes));
     STATUS_TRY(attn_check_offsets(plan, a->offsets, &n));
+    STATUS_TRY(attn_check_rows(plan, a->rows, a->row_count, n, &rows));
     STATUS_TRY(attn_check_states(plan, a->state_in, a->offsets));
     STATUS_TRY(check_pair("d_k_state_out", a->d_k_state_out, "d_v_state_out", a->d_v_state_out));
     STATUS_TRY(check_pair("d_k_state_in", a->d_k_state_in, "d_v_state_in", a->d_v_state_in));
-    tensor_bytes size = tensor_sizes(plan, n);
+    tensor_bytes size = tensor_sizes(plan, n, rows);
     size_t e = plan->element, f = plan->state_element, periods = (size_t)plan->shape.Hkv * sizeof(double);
     const attn_range ranges[] = {{"q", a->q, size.q, e, 1, 0},
                                  {"k", a->k, size.k, e, 1, 0},
@@ -185,6 +188,7 @@ blurry_status blurry_attn_backward(const blurry_attn_plan *plan, const blurry_at
                          .k = args->k,
                          .v = args->v,
                          .d_o = args->d_o,
+                         .rows = {args->rows, args->row_count},
                          .saved = args->saved,
                          .d_q = args->d_q,
                          .d_k = args->d_k,

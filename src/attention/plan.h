@@ -53,6 +53,9 @@ blurry_status attn_check_ranges(const attn_range *ranges, int count);
 blurry_status attn_check_workspace(const void *workspace, size_t bytes, size_t needed);
 /* Offsets [B+1] against the plan; *tokens is the number of tokens of the call. */
 blurry_status attn_check_offsets(const blurry_attn_plan *plan, const int64_t *offsets, int64_t *tokens);
+/* A list of rows against a call of n tokens; *rows is the number of rows of q and o. */
+blurry_status attn_check_rows(const blurry_attn_plan *plan, const int64_t *list, int64_t count, int64_t n,
+                              int64_t *rows);
 /* Checks B states for the tokens to come. NULL is fine. */
 blurry_status attn_check_states(const blurry_attn_plan *plan, const void *states, const int64_t *offsets);
 

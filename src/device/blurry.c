@@ -13,6 +13,11 @@ blurry_status device_blurry_plan(device *dev, const blurry_attn_desc *desc, blur
     return blurry_attn_plan_create(plan, &d);
 }
 
+int device_blurry_rows(const device *dev)
+{
+    return dev->kind == DEVICE_CPU;
+}
+
 void device_blurry_sizes(device *dev, const blurry_attn_plan *plan, kernel_sizes *sizes)
 {
     (void)dev;
@@ -37,6 +42,8 @@ void device_blurry_forward(device *dev, const blurry_args *a)
                                      .v = a->v,
                                      .o = a->o,
                                      .offsets = a->offsets,
+                                     .rows = a->rows,
+                                     .row_count = a->row_count,
                                      .state_in = a->state_in,
                                      .state_out = a->state_out,
                                      .saved = a->saved,
@@ -53,6 +60,8 @@ void device_blurry_backward(device *dev, const blurry_args *a)
                                       .v = a->v,
                                       .d_o = a->d_o,
                                       .offsets = a->offsets,
+                                      .rows = a->rows,
+                                      .row_count = a->row_count,
                                       .state_in = a->state_in,
                                       .saved = a->saved,
                                       .d_q = a->d_q,

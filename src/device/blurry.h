@@ -10,6 +10,9 @@ typedef struct blurry_args {
     const int64_t
         *offsets; /* NULL: B sequences of L tokens; else [B+1] in host memory, as in blurry/attention.h:
                      how a pass uses fewer or shorter sequences than the plan allows */
+    const int64_t *rows; /* NULL: all tokens; else [row_count] ascending tokens, those whose outputs are
+                            wanted: q, o, d_o, d_q are [row_count, H, D]. CPU only */
+    int64_t row_count;
     const void *q, *k, *v; /* [B, L, H, Dk], [B, L, Hkv, Dk], [B, L, Hkv, Dv] */
     void *o;               /* [B, L, H, Dv] */
     const void *state_in;  /* B states of blurry_attn_state_bytes each, as the plan's state_init makes them;

@@ -23,6 +23,7 @@
 #include "kernels/norm/norm.h"
 #include "kernels/optim/optim.h"
 #include "kernels/rope/rope.h"
+#include "kernels/rows/rows.h"
 #include "kernels/slots/slots.h"
 #include "kernels/ssm/ssm.h"
 #include "kernels/xent/xent.h"
@@ -132,6 +133,7 @@ void device_mqar(device *dev, const mqar_args *a);
 blurry_status device_blurry_plan(device *dev, const blurry_attn_desc *desc, blurry_attn_plan **plan);
 void device_blurry_sizes(device *dev, const blurry_attn_plan *plan,
                          kernel_sizes *sizes); /* scratch also covers step */
+int device_blurry_rows(const device *dev);     /* whether it can leave outputs out: blurry_args.rows */
 void device_blurry_forward(device *dev, const blurry_args *a);
 void device_blurry_backward(device *dev, const blurry_args *a);
 void device_blurry_step(device *dev, const blurry_step_args *a);

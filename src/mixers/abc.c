@@ -33,11 +33,11 @@ static slots_args abc_core(const mixer_pass *p, const abc_tensors *t)
                         .k = t->s.out[STREAM_K],
                         .v = t->s.out[STREAM_V],
                         .g = t->gate,
-                        .o = t->out.o,
+                        .o = t->out.o.all,
                         .state_in = t->carried,
                         .state_out = t->carried,
                         .saved = t->notes,
-                        .d_o = t->out.d_o,
+                        .d_o = t->out.d_o.all,
                         .d_q = t->s.d_out[STREAM_Q],
                         .d_k = t->s.d_out[STREAM_K],
                         .d_v = t->s.d_out[STREAM_V],
@@ -50,7 +50,7 @@ static mixer_layout abc_layout(const mixer_pass *p, abc_tensors *t)
     mixer_layout m = mixer_layout_begin(p);
     int64_t rows = mixer_rows(p), slots = c->heads * c->slots;
     *t = (abc_tensors){0};
-    mixer_streams_layout(p, &m, 0, &t->s);
+    mixer_streams_layout(p, &m, 0, 0, &t->s);
     mixer_gated_layout(p, &m, &t->out);
     t->score = mixer_take(p, &m.saved, rows, slots);
     t->clamped = mixer_take(p, &m.saved, rows, slots);

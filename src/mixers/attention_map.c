@@ -33,7 +33,7 @@ static blurry_status read_streams(const mixer_pass *p, int64_t head, head_stream
     const mixer_config *c = &p->layer->config;
     mixer_layout m = mixer_layout_begin(p);
     mixer_streams streams;
-    mixer_streams_layout(p, &m, 0, &streams);
+    mixer_streams_layout(p, &m, 0, 0, &streams);
     mixer_streams_forward(p, &streams);
     int64_t kv = head / (c->heads / c->heads_kv);
     STATUS_TRY(read_head(p->layer->dev, streams.out[STREAM_Q], p->L, c->heads * c->dim_k, head * c->dim_k,

@@ -12,21 +12,31 @@
 
 typedef struct blurry_tensors {
     mixer_streams s;
-    void *o, *d_o, *notes;
+    mixer_picked o, d_o; /* [rows, H Dv]; where queries are picked, all of it is what is wanted */
+    void *notes;
     double *d_period;
     char *carried;
 } blurry_tensors;
+
+/* What the operator writes: at the rows of its queries. */
+static mixer_picked blurry_take_rows(const mixer_pass *p, mixer_layout *m, mixer_cursor *cursor, int picks,
+                                     int64_t width)
+{
+    if (!picks) return mixer_take_picked(p, m, cursor, width);
+    void *wanted = mixer_take(p, cursor, p->row_count, width);
+    return (mixer_picked){wanted, wanted};
+}
 
 static mixer_layout blurry_layout(const mixer_pass *p, blurry_tensors *t)
 {
     const mixer_config *c = &p->layer->config;
     mixer_layout m = mixer_layout_begin(p);
-    int64_t rows = mixer_rows(p), value = c->heads * c->dim_v;
+    int64_t value = c->heads * c->dim_v;
     *t = (blurry_tensors){0};
-    mixer_streams_layout(p, &m, 0, &t->s);
-    t->o = mixer_take(p, &m.saved, rows, value);
+    mixer_streams_layout(p, &m, 0, device_blurry_rows(p->layer->dev), &t->s);
+    t->o = blurry_take_rows(p, &m, &m.saved, t->s.picks, value);
     if (p->keep) {
-        t->d_o = mixer_take(p, &m.work, rows, value);
+        t->d_o = blurry_take_rows(p, &m, &m.work, t->s.picks, value);
         t->d_period = mixer_take_bytes(&m.work, (size_t)c->heads_kv * sizeof(double));
     }
     t->carried = mixer_take_bytes(&m.state, (size_t)p->B * blurry_attn_state_bytes(p->layer->plan));
@@ -56,14 +66,16 @@ static blurry_args blurry_core(const mixer_pass *p, const blurry_tensors *t)
 {
     return (blurry_args){.plan = p->layer->plan,
                          .offsets = blurry_offsets(p),
+                         .rows = t->s.picks ? p->rows : NULL,
+                         .row_count = p->row_count,
                          .q = t->s.out[STREAM_Q],
                          .k = t->s.out[STREAM_K],
                          .v = t->s.out[STREAM_V],
-                         .o = t->o,
+                         .o = t->o.all,
                          .state_in = t->carried,
                          .state_out = t->carried,
                          .saved = t->notes,
-                         .d_o = t->d_o,
+                         .d_o = t->d_o.all,
                          .d_q = t->s.d_out[STREAM_Q],
                          .d_k = t->s.d_out[STREAM_K],
                          .d_v = t->s.d_out[STREAM_V],
@@ -78,12 +90,13 @@ static void blurry_one_token(const mixer_pass *p, const blurry_tensors *t)
                                                           .q = t->s.out[STREAM_Q],
                                                           .k = t->s.out[STREAM_K],
                                                           .v = t->s.out[STREAM_V],
-                                                          .o = t->o,
+                                                          .o = t->o.all,
                                                           .states = t->carried});
 }
 
 static void blurry_forward(const mixer_pass *p)
 {
+    int64_t value = p->layer->config.heads * p->layer->config.dim_v;
     blurry_tensors t;
     blurry_layout(p, &t);
     mixer_streams_forward(p, &t.s);
@@ -93,7 +106,8 @@ static void blurry_forward(const mixer_pass *p)
         blurry_args core = blurry_core(p, &t);
         device_blurry_forward(p->layer->dev, &core);
     }
-    mixer_output(p, t.o, p->layer->config.heads * p->layer->config.dim_v);
+    if (!t.s.picks) mixer_pick(p, &t.o, value);
+    mixer_output(p, t.o.wanted, value);
 }
 
 /* gradient += d_period, through host memory: the operator reports it as double on every device. */
@@ -111,10 +125,13 @@ static void blurry_add_period_gradient(const mixer_pass *p, const double *d_peri
 
 static void blurry_backward(const mixer_pass *p)
 {
+    int64_t value = p->layer->config.heads * p->layer->config.dim_v;
     blurry_tensors t;
     blurry_layout(p, &t);
     blurry_args core = blurry_core(p, &t);
-    mixer_output_backward(p, t.o, p->layer->config.heads * p->layer->config.dim_v, t.d_o);
+    if (!t.s.picks) mixer_pick(p, &t.o, value);
+    mixer_output_backward(p, t.o.wanted, value, t.d_o.wanted);
+    if (!t.s.picks) mixer_put(p, &t.d_o, value);
     device_blurry_backward(p->layer->dev, &core);
     if (p->layer->config.learned_period) blurry_add_period_gradient(p, t.d_period);
     mixer_streams_backward(p, &t.s, 0);

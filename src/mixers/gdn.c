@@ -33,11 +33,11 @@ static gdn_args gdn_core(const mixer_pass *p, const gdn_tensors *t)
                       .v = t->s.out[STREAM_V],
                       .beta = t->beta,
                       .g = t->gate,
-                      .o = t->out.o,
+                      .o = t->out.o.all,
                       .state_in = t->carried,
                       .state_out = t->carried,
                       .saved = t->notes,
-                      .d_o = t->out.d_o,
+                      .d_o = t->out.d_o.all,
                       .d_q = t->s.d_out[STREAM_Q],
                       .d_k = t->s.d_out[STREAM_K],
                       .d_v = t->s.d_out[STREAM_V],
@@ -51,7 +51,7 @@ static mixer_layout gdn_layout(const mixer_pass *p, gdn_tensors *t)
     mixer_layout m = mixer_layout_begin(p);
     int64_t rows = mixer_rows(p), key = c->heads * c->dim_k;
     *t = (gdn_tensors){0};
-    mixer_streams_layout(p, &m, !c->conv, &t->s);
+    mixer_streams_layout(p, &m, !c->conv, 0, &t->s);
     mixer_gated_layout(p, &m, &t->out);
     t->unit_q = mixer_take(p, &m.saved, rows, key);
     t->unit_k = mixer_take(p, &m.saved, rows, key);

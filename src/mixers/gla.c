@@ -31,11 +31,11 @@ static gla_args gla_core(const mixer_pass *p, const gla_tensors *t)
                       .k = t->s.out[STREAM_K],
                       .v = t->s.out[STREAM_V],
                       .g = t->gate,
-                      .o = t->out.o,
+                      .o = t->out.o.all,
                       .state_in = t->carried,
                       .state_out = t->carried,
                       .saved = t->notes,
-                      .d_o = t->out.d_o,
+                      .d_o = t->out.d_o.all,
                       .d_q = t->s.d_out[STREAM_Q],
                       .d_k = t->s.d_out[STREAM_K],
                       .d_v = t->s.d_out[STREAM_V],
@@ -48,7 +48,7 @@ static mixer_layout gla_layout(const mixer_pass *p, gla_tensors *t)
     mixer_layout m = mixer_layout_begin(p);
     int64_t rows = mixer_rows(p), key = c->heads * c->dim_k;
     *t = (gla_tensors){0};
-    mixer_streams_layout(p, &m, 0, &t->s);
+    mixer_streams_layout(p, &m, 0, 0, &t->s);
     mixer_gated_layout(p, &m, &t->out);
     t->rank = mixer_take(p, &m.saved, rows, GLA_RANK);
     t->logit = mixer_take(p, &m.saved, rows, key);

@@ -9,10 +9,10 @@ static const double gsa_gate_scale = 1.0 / 8;
 
 typedef struct gsa_tensors {
     mixer_streams s;
-    void *logit, *gate; /* [rows, H S] */
-    void *o, *rstd;     /* [rows, H Dv], [rows] */
-    void *activated, *normed;
-    void *d_gate, *d_o, *d_normed;
+    void *logit, *gate;                         /* [rows, H S] */
+    mixer_picked o, d_o;                        /* [rows, H Dv] */
+    void *rstd, *activated, *normed, *d_normed; /* [rows], [rows, H Dv] where y is wanted */
+    void *d_gate;
     void *notes, *carried;
 } gsa_tensors;
 
@@ -30,11 +30,11 @@ static slots_args gsa_core(const mixer_pass *p, const gsa_tensors *t)
                         .k = t->s.out[STREAM_K],
                         .v = t->s.out[STREAM_V],
                         .g = t->gate,
-                        .o = t->o,
+                        .o = t->o.all,
                         .state_in = t->carried,
                         .state_out = t->carried,
                         .saved = t->notes,
-                        .d_o = t->d_o,
+                        .d_o = t->d_o.all,
                         .d_q = t->s.d_out[STREAM_Q],
                         .d_k = t->s.d_out[STREAM_K],
                         .d_v = t->s.d_out[STREAM_V],
@@ -45,19 +45,20 @@ static mixer_layout gsa_layout(const mixer_pass *p, gsa_tensors *t)
 {
     const mixer_config *c = &p->layer->config;
     mixer_layout m = mixer_layout_begin(p);
-    int64_t rows = mixer_rows(p), slots = c->heads * c->slots, value = c->heads * c->dim_v;
+    int64_t rows = mixer_rows(p), wanted = mixer_wanted(p);
+    int64_t slots = c->heads * c->slots, value = c->heads * c->dim_v;
     *t = (gsa_tensors){0};
-    mixer_streams_layout(p, &m, 1, &t->s);
+    mixer_streams_layout(p, &m, 1, 0, &t->s);
     t->logit = mixer_take(p, &m.saved, rows, slots);
     t->gate = mixer_take(p, &m.saved, rows, slots);
-    t->o = mixer_take(p, &m.saved, rows, value);
-    t->rstd = mixer_take_statistics(p, &m.saved, rows, 1);
-    t->activated = mixer_take(p, &m.work, rows, value);
-    t->normed = mixer_take(p, &m.work, rows, value);
+    t->o = mixer_take_picked(p, &m, &m.saved, value);
+    t->rstd = mixer_take_statistics(p, &m.saved, wanted, 1);
+    t->activated = mixer_take(p, &m.work, wanted, value);
+    t->normed = mixer_take(p, &m.work, wanted, value);
     if (p->keep) {
         t->d_gate = mixer_take(p, &m.work, rows, slots);
-        t->d_o = mixer_take(p, &m.work, rows, value);
-        t->d_normed = mixer_take(p, &m.work, rows, value);
+        t->d_o = mixer_take_picked(p, &m, &m.work, value);
+        t->d_normed = mixer_take(p, &m.work, wanted, value);
     }
     t->carried = mixer_take_statistics(p, &m.state, p->B * slots, c->dim_k + c->dim_v);
     kernel_sizes need = {0};
@@ -90,17 +91,17 @@ static unary_args gsa_activation(const mixer_pass *p, const gsa_tensors *t)
 {
     const mixer_config *c = &p->layer->config;
     return (unary_args){.kind = UNARY_SILU,
-                        .count = mixer_rows(p) * c->heads * c->dim_v,
-                        .x = t->o,
+                        .count = mixer_wanted(p) * c->heads * c->dim_v,
+                        .x = t->o.wanted,
                         .y = t->activated,
-                        .d_y = t->d_o,
-                        .d_x = t->d_o};
+                        .d_y = t->d_o.wanted,
+                        .d_x = t->d_o.wanted};
 }
 
 static norm_args gsa_norm(const mixer_pass *p, const gsa_tensors *t)
 {
     const mixer_config *c = &p->layer->config;
-    return (norm_args){.rows = mixer_rows(p),
+    return (norm_args){.rows = mixer_wanted(p),
                        .width = c->heads * c->dim_v,
                        .eps = MIXER_NORM_EPS,
                        .x = t->activated,
@@ -108,7 +109,7 @@ static norm_args gsa_norm(const mixer_pass *p, const gsa_tensors *t)
                        .y = t->normed,
                        .rstd = t->rstd,
                        .d_y = t->d_normed,
-                       .d_x = t->d_o,
+                       .d_x = t->d_o.wanted,
                        .d_weight = p->layer->gradient[MIXER_NORM]};
 }
 
@@ -124,6 +125,7 @@ static void gsa_forward(const mixer_pass *p)
     mixer_linear(p, MIXER_SLOT, p->x, c->width, c->heads * c->slots, t.logit);
     mixer_ops(p)->unary_forward(mixer_run(p), &log_gate);
     mixer_ops(p)->slots_forward(mixer_run(p), &core);
+    mixer_pick(p, &t.o, c->heads * c->dim_v);
     mixer_ops(p)->unary_forward(mixer_run(p), &activation);
     mixer_ops(p)->rmsnorm_forward(mixer_run(p), &norm);
     mixer_output(p, t.normed, c->heads * c->dim_v);
@@ -137,11 +139,13 @@ static void gsa_backward(const mixer_pass *p)
     slots_args core = gsa_core(p, &t);
     unary_args log_gate = gsa_log_gate(p, &t), activation = gsa_activation(p, &t);
     norm_args norm = gsa_norm(p, &t);
+    mixer_pick(p, &t.o, c->heads * c->dim_v);
     mixer_ops(p)->unary_forward(mixer_run(p), &activation); /* made again rather than kept */
     mixer_ops(p)->rmsnorm_forward(mixer_run(p), &norm);
     mixer_output_backward(p, t.normed, c->heads * c->dim_v, t.d_normed);
     mixer_ops(p)->rmsnorm_backward(mixer_run(p), &norm);
     mixer_ops(p)->unary_backward(mixer_run(p), &activation);
+    mixer_put(p, &t.d_o, c->heads * c->dim_v);
     mixer_ops(p)->slots_backward(mixer_run(p), &core);
     mixer_ops(p)->unary_backward(mixer_run(p), &log_gate);
     mixer_linear_backward(p, MIXER_SLOT, p->x, t.d_gate, c->width, c->heads * c->slots, p->d_x, 0);

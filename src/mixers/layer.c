@@ -52,7 +52,13 @@ blurry_status mixer_layer_refresh(mixer_layer *layer)
 void mixer_layer_sizes(mixer_layer *layer, int keep, mixer_sizes *sizes)
 {
     mixer_pass p = {.layer = layer, .B = layer->batch, .L = layer->length, .keep = keep};
+    mixer_sizes some = {0};
     layer->config.type->sizes(&p, sizes);
+    p.row_count = mixer_rows_most(p.B * p.L);
+    if (keep && p.row_count) layer->config.type->sizes(&p, &some);
+    if (some.saved > sizes->saved) sizes->saved = some.saved;
+    if (some.work > sizes->work) sizes->work = some.work;
+    if (some.scratch > sizes->scratch) sizes->scratch = some.scratch;
 }
 
 blurry_status mixer_state_init(mixer_layer *layer, void *state)

@@ -116,10 +116,15 @@ typedef struct mixer_pass {
     void *state; /* carried state, read and brought up to date; NULL: starts empty and is not kept */
     void *saved, *work;
     const void *x;        /* [B, L, d] */
-    void *y;              /* [B, L, d] */
+    void *y;              /* [B, L, d], or [row_count, d] */
     const void *residual; /* [B, L, d] added to y; NULL: none */
-    const void *d_y;
-    void *d_x; /* overwritten */
+    const void *d_y;      /* as y */
+    void *d_x;            /* overwritten */
+    /* Where y is wanted at some rows only: y and d_y have these rows, and what leads from the core to y alone
+     * is computed for them alone. Not with a state. */
+    int64_t row_count;           /* 0: y is wanted at all B L rows */
+    const int64_t *rows;         /* [row_count] in device memory, ascending below B L */
+    const int64_t *row_position; /* [row_count] their places in their sequences, rows[i] mod L */
 } mixer_pass;
 
 struct mixer {
@@ -146,6 +151,12 @@ struct mixer {
 
 #define MIXER(name) extern const mixer mixer_##name;
 #include "mixers/mixers.def"
+
+/* Most rows that a pass may single out as wanted: with more of them it computes all. */
+static inline int64_t mixer_rows_most(int64_t rows)
+{
+    return rows / 2;
+}
 
 /* ---- registry.c: all mixers ---- */
 int mixer_count(void);

@@ -46,27 +46,87 @@ void mixer_add_parameter(mixer_parameter_list *list, mixer_parameter slot, const
                                                        .init = init};
 }
 
+/* ---- rows ---- */
+mixer_picked mixer_take_picked(const mixer_pass *p, mixer_layout *m, mixer_cursor *all, int64_t width)
+{
+    mixer_picked t = {mixer_take(p, all, mixer_rows(p), width), NULL};
+    t.wanted = p->row_count ? mixer_take(p, &m->work, p->row_count, width) : t.all;
+    return t;
+}
+
+static rows_args wanted_rows(const mixer_pass *p, int64_t width)
+{
+    return (rows_args){.count = p->row_count, .total = mixer_rows(p), .width = width, .row = p->rows};
+}
+
+void mixer_pick(const mixer_pass *p, const mixer_picked *t, int64_t width)
+{
+    rows_args a = wanted_rows(p, width);
+    a.x = t->all, a.y = t->wanted;
+    if (p->row_count) mixer_ops(p)->rows_gather(mixer_run(p), &a);
+}
+
+void mixer_put(const mixer_pass *p, const mixer_picked *t, int64_t width)
+{
+    rows_args a = wanted_rows(p, width);
+    a.x = t->wanted, a.y = t->all, a.clear = 1;
+    if (p->row_count) mixer_ops(p)->rows_scatter(mixer_run(p), &a);
+}
+
+const void *mixer_wanted_x(const mixer_pass *p, void *memory)
+{
+    rows_args a = wanted_rows(p, p->layer->config.width);
+    if (!p->row_count) return p->x;
+    a.x = p->x, a.y = memory;
+    mixer_ops(p)->rows_gather(mixer_run(p), &a);
+    return memory;
+}
+
+void mixer_add_wanted_x(const mixer_pass *p, const void *d_x, int clear)
+{
+    rows_args a = wanted_rows(p, p->layer->config.width);
+    a.x = d_x, a.y = p->d_x, a.clear = clear;
+    if (p->row_count) mixer_ops(p)->rows_scatter(mixer_run(p), &a);
+}
+
+/* ---- linear maps ---- */
+static linear_args map_of(const mixer_pass *p, int64_t rows, mixer_parameter weight, const void *x,
+                          int64_t in, int64_t out)
+{
+    return (linear_args){.rows = rows,
+                         .in = in,
+                         .out = out,
+                         .x = x,
+                         .weight = p->layer->weight[weight],
+                         .d_weight = p->layer->gradient[weight]};
+}
+
+void mixer_linear_rows(const mixer_pass *p, int64_t rows, mixer_parameter weight, const void *x, int64_t in,
+                       int64_t out, void *y)
+{
+    linear_args a = map_of(p, rows, weight, x, in, out);
+    a.y = y;
+    mixer_ops(p)->linear_forward(mixer_run(p), &a);
+}
+
+void mixer_linear_rows_backward(const mixer_pass *p, int64_t rows, mixer_parameter weight, const void *x,
+                                const void *d_y, int64_t in, int64_t out, void *d_x, int add)
+{
+    linear_args a = map_of(p, rows, weight, x, in, out);
+    a.d_y = d_y, a.d_x = d_x, a.add_d_x = add;
+    mixer_ops(p)->linear_backward(mixer_run(p), &a);
+}
+
 void mixer_linear(const mixer_pass *p, mixer_parameter weight, const void *x, int64_t in, int64_t out,
                   void *y)
 {
-    mixer_ops(p)->linear_forward(
-        mixer_run(p),
-        &(linear_args){
-            .rows = mixer_rows(p), .in = in, .out = out, .x = x, .weight = p->layer->weight[weight], .y = y});
+    mixer_linear_rows(p, mixer_rows(p), weight, x, in, out, y);
 }
 
 void mixer_linear_backward(const mixer_pass *p, mixer_parameter weight, const void *x, const void *d_y,
                            int64_t in, int64_t out, void *d_x, int add)
 {
-    mixer_ops(p)->linear_backward(mixer_run(p), &(linear_args){.rows = mixer_rows(p),
-                                                               .in = in,
-                                                               .out = out,
-                                                               .x = x,
-                                                               .weight = p->layer->weight[weight],
-                                                               .d_y = d_y,
-                                                               .d_x = d_x,
-                                                               .add_d_x = add,
-                                                               .d_weight = p->layer->gradient[weight]});
+    mixer_linear_rows_backward(p, mixer_rows(p), weight, x, d_y, in, out, d_x, add);
 }
 
 /* ---- several maps at once ---- */
@@ -125,18 +185,21 @@ void mixer_maps_backward(const mixer_pass *p, const mixer_maps *m, const void *x
 
 void mixer_output(const mixer_pass *p, const void *o, int64_t in)
 {
-    mixer_ops(p)->linear_forward(mixer_run(p), &(linear_args){.rows = mixer_rows(p),
-                                                              .in = in,
-                                                              .out = p->layer->config.width,
-                                                              .x = o,
-                                                              .weight = p->layer->weight[MIXER_O],
-                                                              .residual = p->residual,
-                                                              .y = p->y});
+    int64_t width = p->layer->config.width;
+    linear_args a = map_of(p, mixer_wanted(p), MIXER_O, o, in, width);
+    a.residual = p->residual, a.y = p->y;
+    if (p->residual && p->row_count) {
+        rows_args beside = wanted_rows(p, width);
+        beside.x = p->residual, beside.y = p->y;
+        mixer_ops(p)->rows_gather(mixer_run(p), &beside);
+        a.residual = p->y;
+    }
+    mixer_ops(p)->linear_forward(mixer_run(p), &a);
 }
 
 void mixer_output_backward(const mixer_pass *p, const void *o, int64_t in, void *d_o)
 {
-    mixer_linear_backward(p, MIXER_O, o, p->d_y, in, p->layer->config.width, d_o, 0);
+    mixer_linear_rows_backward(p, mixer_wanted(p), MIXER_O, o, p->d_y, in, p->layer->config.width, d_o, 0);
 }
 
 /* ---- Wo(RMSNorm per head(o) * SiLU(Wg x)) ---- */
@@ -151,32 +214,34 @@ void mixer_gated_parameters(const mixer_config *c, mixer_parameter_list *list)
 void mixer_gated_layout(const mixer_pass *p, mixer_layout *m, mixer_gated *g)
 {
     const mixer_config *c = &p->layer->config;
-    int64_t rows = mixer_rows(p), value = c->heads * c->dim_v;
+    int64_t rows = mixer_wanted(p), value = c->heads * c->dim_v;
     *g = (mixer_gated){0};
-    g->o = mixer_take(p, &m->saved, rows, value);
+    g->o = mixer_take_picked(p, m, &m->saved, value);
     g->gate = mixer_take(p, &m->saved, rows, value);
     g->rstd = mixer_take_statistics(p, &m->saved, rows, c->heads);
     g->normed = mixer_take(p, &m->work, rows, value);
+    g->x = mixer_take(p, &m->work, p->row_count, c->width);
     if (!p->keep) return;
     g->d_normed = mixer_take(p, &m->work, rows, value);
     g->d_gate = mixer_take(p, &m->work, rows, value);
-    g->d_o = mixer_take(p, &m->work, rows, value);
+    g->d_o = mixer_take_picked(p, m, &m->work, value);
+    g->d_x = p->row_count ? mixer_take(p, &m->work, p->row_count, c->width) : p->d_x;
 }
 
 static headnorm_args gated_norm(const mixer_pass *p, const mixer_gated *g)
 {
     const mixer_config *c = &p->layer->config;
-    return (headnorm_args){.rows = mixer_rows(p),
+    return (headnorm_args){.rows = mixer_wanted(p),
                            .heads = c->heads,
                            .width = c->dim_v,
                            .eps = MIXER_NORM_EPS,
-                           .x = g->o,
+                           .x = g->o.wanted,
                            .gate = g->gate,
                            .weight = p->layer->parameter[MIXER_NORM],
                            .y = g->normed,
                            .rstd = g->rstd,
                            .d_y = g->d_normed,
-                           .d_x = g->d_o,
+                           .d_x = g->d_o.wanted,
                            .d_gate = g->d_gate,
                            .d_weight = p->layer->gradient[MIXER_NORM]};
 }
@@ -184,10 +249,12 @@ static headnorm_args gated_norm(const mixer_pass *p, const mixer_gated *g)
 void mixer_gated_forward(const mixer_pass *p, const mixer_gated *g)
 {
     const mixer_config *c = &p->layer->config;
+    int64_t value = c->heads * c->dim_v;
     headnorm_args norm = gated_norm(p, g);
-    mixer_linear(p, MIXER_GATE, p->x, c->width, c->heads * c->dim_v, g->gate);
+    mixer_pick(p, &g->o, value);
+    mixer_linear_rows(p, mixer_wanted(p), MIXER_GATE, mixer_wanted_x(p, g->x), c->width, value, g->gate);
     mixer_ops(p)->headnorm_forward(mixer_run(p), &norm);
-    mixer_output(p, g->normed, c->heads * c->dim_v);
+    mixer_output(p, g->normed, value);
 }
 
 void mixer_gated_backward(const mixer_pass *p, const mixer_gated *g)
@@ -195,8 +262,12 @@ void mixer_gated_backward(const mixer_pass *p, const mixer_gated *g)
     const mixer_config *c = &p->layer->config;
     int64_t value = c->heads * c->dim_v;
     headnorm_args norm = gated_norm(p, g);
+    mixer_pick(p, &g->o, value);
     mixer_ops(p)->headnorm_forward(mixer_run(p), &norm); /* cheaper to make again than to keep */
     mixer_output_backward(p, g->normed, value, g->d_normed);
     mixer_ops(p)->headnorm_backward(mixer_run(p), &norm);
-    mixer_linear_backward(p, MIXER_GATE, p->x, g->d_gate, c->width, value, p->d_x, 0);
+    mixer_put(p, &g->d_o, value);
+    mixer_linear_rows_backward(p, mixer_wanted(p), MIXER_GATE, mixer_wanted_x(p, g->x), g->d_gate, c->width,
+                               value, g->d_x, 0);
+    mixer_add_wanted_x(p, g->d_x, 1);
 }

@@ -28,6 +28,11 @@ static inline int64_t mixer_rows(const mixer_pass *p)
 {
     return p->B * p->L;
 }
+/* Rows of y: those that are wanted. */
+static inline int64_t mixer_wanted(const mixer_pass *p)
+{
+    return p->row_count ? p->row_count : mixer_rows(p);
+}
 static inline const device_ops *mixer_ops(const mixer_pass *p)
 {
     return p->layer->dev->ops;
@@ -36,6 +41,22 @@ static inline const kernel_run *mixer_run(const mixer_pass *p)
 {
     return &p->layer->dev->run;
 }
+
+/* ---- rows: a tensor at all rows, and at those where y is wanted; one memory where that is all of them ----
+ */
+typedef struct mixer_picked {
+    void *all, *wanted;
+} mixer_picked;
+
+/* `wanted` lies in the work memory: it does not live from forward to backward. */
+mixer_picked mixer_take_picked(const mixer_pass *p, mixer_layout *m, mixer_cursor *all, int64_t width);
+void mixer_pick(const mixer_pass *p, const mixer_picked *t, int64_t width); /* wanted = those rows of all */
+void mixer_put(const mixer_pass *p, const mixer_picked *t, int64_t width);  /* back, the other rows 0 */
+/* x at the wanted rows: p->x, or copied to `memory` [row_count, d]. */
+const void *mixer_wanted_x(const mixer_pass *p, void *memory);
+/* Adds d_x [row_count, d] to those rows of p->d_x, which is 0 before where `clear` is set. Nothing to do
+ * where all rows are wanted: the gradient is there already. */
+void mixer_add_wanted_x(const mixer_pass *p, const void *d_x, int clear);
 
 /* ---- parameters ---- */
 void mixer_add_parameter(mixer_parameter_list *list, mixer_parameter slot, const char *name, mixer_init init,
@@ -47,6 +68,11 @@ void mixer_linear(const mixer_pass *p, mixer_parameter weight, const void *x, in
 /* Adds to the weight's gradient; writes d_x, or adds to it. */
 void mixer_linear_backward(const mixer_pass *p, mixer_parameter weight, const void *x, const void *d_y,
                            int64_t in, int64_t out, void *d_x, int add);
+/* The same for x and y of another number of rows. */
+void mixer_linear_rows(const mixer_pass *p, int64_t rows, mixer_parameter weight, const void *x, int64_t in,
+                       int64_t out, void *y);
+void mixer_linear_rows_backward(const mixer_pass *p, int64_t rows, mixer_parameter weight, const void *x,
+                                const void *d_y, int64_t in, int64_t out, void *d_x, int add);
 /* Several maps of the same x: in one call where they have one shape and their tensors lie one after another.
  */
 typedef struct mixer_maps {
@@ -59,7 +85,8 @@ typedef struct mixer_maps {
 } mixer_maps;
 void mixer_maps_forward(const mixer_pass *p, const mixer_maps *maps, const void *x);
 void mixer_maps_backward(const mixer_pass *p, const mixer_maps *maps, const void *x, void *d_x, int add);
-/* y (+)= Wo o, the end of every forward; d_o and Wo's gradient from d_y, the start of every backward. */
+/* y (+)= Wo o, the end of every forward; d_o and Wo's gradient from d_y, the start of every backward. o and
+ * d_o have the wanted rows. */
 void mixer_output(const mixer_pass *p, const void *o, int64_t in);
 void mixer_output_backward(const mixer_pass *p, const void *o, int64_t in, void *d_o);
 
@@ -67,6 +94,8 @@ void mixer_output_backward(const mixer_pass *p, const void *o, int64_t in, void 
 enum { STREAM_Q, STREAM_K, STREAM_V, STREAMS };
 typedef struct mixer_streams {
     int silu;               /* whether the mixer puts a SiLU of its own after W x or after the convolution */
+    int picks;              /* whether q has the wanted rows only: q, d_q [row_count, H, Dk] */
+    void *x, *d_x;          /* [row_count, d] where it picks */
     void *raw[STREAMS];     /* W x */
     void *mid[STREAMS];     /* after the convolution */
     void *out[STREAMS];     /* what the mixer's core reads */
@@ -78,16 +107,17 @@ typedef struct mixer_streams {
 int64_t mixer_stream_width(const mixer_config *c, int stream);
 int64_t mixer_stream_channels(const mixer_config *c); /* all three */
 void mixer_stream_parameters(const mixer_config *c, mixer_parameter_list *list);
-void mixer_streams_layout(const mixer_pass *p, mixer_layout *m, int silu, mixer_streams *s);
+/* picks: whether the mixer's core takes queries at the wanted rows only. */
+void mixer_streams_layout(const mixer_pass *p, mixer_layout *m, int silu, int picks, mixer_streams *s);
 void mixer_streams_forward(const mixer_pass *p, const mixer_streams *s);
 /* From d_out to the parameters' gradients and d_x, which is overwritten or, where `add` is set, added to. */
 void mixer_streams_backward(const mixer_pass *p, const mixer_streams *s, int add);
 
 /* ---- gated output of abc, gla and gdn ---- */
 typedef struct mixer_gated {
-    void *o, *gate, *rstd; /* o [rows, H, Dv] is written by the core */
-    void *normed;
-    void *d_normed, *d_gate, *d_o; /* d_o is read by the core's backward */
+    mixer_picked o, d_o; /* [rows, H, Dv]; o.all is written by the core, d_o.all read by its backward */
+    void *gate, *rstd, *normed, *d_normed, *d_gate; /* at the wanted rows */
+    void *x, *d_x;                                  /* [row_count, d] */
 } mixer_gated;
 
 void mixer_gated_parameters(const mixer_config *c, mixer_parameter_list *list);

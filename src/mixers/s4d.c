@@ -6,10 +6,10 @@
 #include "base/status.h"
 
 typedef struct s4d_tensors {
-    void *input;     /* [rows, d] x, or its convolution */
-    void *scanned;   /* [rows, d] */
-    void *activated; /* [rows, d] */
-    void *d_activated, *d_input;
+    void *input;                     /* [rows, d] x, or its convolution */
+    mixer_picked scanned, d_scanned; /* [rows, d] */
+    void *activated;                 /* [rows, d] where y is wanted */
+    void *d_input;
     void *notes, *carried_conv, *carried;
 } s4d_tensors;
 
@@ -25,11 +25,11 @@ static ssm_args s4d_core(const mixer_pass *p, const s4d_tensors *t)
                       .c_re = layer->parameter[MIXER_C_RE],
                       .c_im = layer->parameter[MIXER_C_IM],
                       .d = layer->parameter[MIXER_D],
-                      .y = t->scanned,
+                      .y = t->scanned.all,
                       .state_in = t->carried,
                       .state_out = t->carried,
                       .saved = t->notes,
-                      .d_y = t->d_activated,
+                      .d_y = t->d_scanned.all,
                       .d_u = layer->config.conv ? t->d_input : p->d_x,
                       .d_log_step = layer->gradient[MIXER_LOG_STEP],
                       .d_c_re = layer->gradient[MIXER_C_RE],
@@ -44,10 +44,10 @@ static mixer_layout s4d_layout(const mixer_pass *p, s4d_tensors *t)
     int64_t rows = mixer_rows(p);
     *t = (s4d_tensors){0};
     if (c->conv) t->input = mixer_take(p, &m.saved, rows, c->width);
-    t->scanned = mixer_take(p, &m.saved, rows, c->width);
-    t->activated = mixer_take(p, &m.work, rows, c->width);
+    t->scanned = mixer_take_picked(p, &m, &m.saved, c->width);
+    t->activated = mixer_take(p, &m.work, mixer_wanted(p), c->width);
     if (p->keep) {
-        t->d_activated = mixer_take(p, &m.work, rows, c->width);
+        t->d_scanned = mixer_take_picked(p, &m, &m.work, c->width);
         if (c->conv) t->d_input = mixer_take(p, &m.work, rows, c->width);
     }
     if (c->conv) t->carried_conv = mixer_take_statistics(p, &m.state, p->B * (MIXER_CONV_TAPS - 1), c->width);
@@ -86,11 +86,11 @@ static conv_args s4d_conv(const mixer_pass *p, const s4d_tensors *t)
 static unary_args s4d_activation(const mixer_pass *p, const s4d_tensors *t)
 {
     return (unary_args){.kind = UNARY_GELU,
-                        .count = mixer_rows(p) * p->layer->config.width,
-                        .x = t->scanned,
+                        .count = mixer_wanted(p) * p->layer->config.width,
+                        .x = t->scanned.wanted,
                         .y = t->activated,
-                        .d_y = t->d_activated,
-                        .d_x = t->d_activated};
+                        .d_y = t->d_scanned.wanted,
+                        .d_x = t->d_scanned.wanted};
 }
 
 static void s4d_forward(const mixer_pass *p)
@@ -102,6 +102,7 @@ static void s4d_forward(const mixer_pass *p)
     unary_args activation = s4d_activation(p, &t);
     if (p->layer->config.conv) mixer_ops(p)->conv_forward(mixer_run(p), &conv);
     mixer_ops(p)->ssm_forward(mixer_run(p), &core);
+    mixer_pick(p, &t.scanned, p->layer->config.width);
     mixer_ops(p)->unary_forward(mixer_run(p), &activation);
     mixer_output(p, t.activated, p->layer->config.width);
 }
@@ -113,9 +114,11 @@ static void s4d_backward(const mixer_pass *p)
     ssm_args core = s4d_core(p, &t);
     conv_args conv = s4d_conv(p, &t);
     unary_args activation = s4d_activation(p, &t);
+    mixer_pick(p, &t.scanned, p->layer->config.width);
     mixer_ops(p)->unary_forward(mixer_run(p), &activation);
-    mixer_output_backward(p, t.activated, p->layer->config.width, t.d_activated);
+    mixer_output_backward(p, t.activated, p->layer->config.width, t.d_scanned.wanted);
     mixer_ops(p)->unary_backward(mixer_run(p), &activation);
+    mixer_put(p, &t.d_scanned, p->layer->config.width);
     mixer_ops(p)->ssm_backward(mixer_run(p), &core);
     if (p->layer->config.conv) mixer_ops(p)->conv_backward(mixer_run(p), &conv);
 }

@@ -7,7 +7,8 @@
 
 typedef struct softmax_tensors {
     mixer_streams s;
-    void *o, *lse, *d_o;
+    mixer_picked o, d_o; /* [rows, H Dv] */
+    void *lse;
     void *cache_k, *cache_v;
 } softmax_tensors;
 
@@ -36,13 +37,13 @@ static attention_args softmax_core(const mixer_pass *p, const softmax_tensors *t
                             .q = t->s.out[STREAM_Q],
                             .k = t->s.out[STREAM_K],
                             .v = t->s.out[STREAM_V],
-                            .o = t->o,
+                            .o = t->o.all,
                             .lse = t->lse,
                             .cache_k = t->cache_k,
                             .cache_v = t->cache_v,
                             .capacity = softmax_capacity(p->layer),
                             .position = p->position,
-                            .d_o = t->d_o,
+                            .d_o = t->d_o.all,
                             .d_q = t->s.d_out[STREAM_Q],
                             .d_k = t->s.d_out[STREAM_K],
                             .d_v = t->s.d_out[STREAM_V]};
@@ -54,11 +55,11 @@ static mixer_layout softmax_layout(const mixer_pass *p, softmax_tensors *t)
     mixer_layout m = mixer_layout_begin(p);
     int64_t rows = mixer_rows(p), carried = p->B * softmax_capacity(p->layer);
     *t = (softmax_tensors){0};
-    mixer_streams_layout(p, &m, 0, &t->s);
-    t->o = mixer_take(p, &m.saved, rows, c->heads * c->dim_v);
+    mixer_streams_layout(p, &m, 0, 0, &t->s);
+    t->o = mixer_take_picked(p, &m, &m.saved, c->heads * c->dim_v);
     if (p->keep) {
         t->lse = mixer_take_statistics(p, &m.saved, rows, c->heads);
-        t->d_o = mixer_take(p, &m.work, rows, c->heads * c->dim_v);
+        t->d_o = mixer_take_picked(p, &m, &m.work, c->heads * c->dim_v);
     }
     t->cache_k = mixer_take_statistics(p, &m.state, carried, c->heads_kv * c->dim_k);
     t->cache_v = mixer_take_statistics(p, &m.state, carried, c->heads_kv * c->dim_v);
@@ -78,20 +79,25 @@ static void softmax_sizes(const mixer_pass *p, mixer_sizes *sizes)
 
 static void softmax_forward(const mixer_pass *p)
 {
+    int64_t value = p->layer->config.heads * p->layer->config.dim_v;
     softmax_tensors t;
     softmax_layout(p, &t);
     attention_args core = softmax_core(p, &t);
     mixer_streams_forward(p, &t.s);
     mixer_ops(p)->attention_forward(mixer_run(p), &core);
-    mixer_output(p, t.o, p->layer->config.heads * p->layer->config.dim_v);
+    mixer_pick(p, &t.o, value);
+    mixer_output(p, t.o.wanted, value);
 }
 
 static void softmax_backward(const mixer_pass *p)
 {
+    int64_t value = p->layer->config.heads * p->layer->config.dim_v;
     softmax_tensors t;
     softmax_layout(p, &t);
     attention_args core = softmax_core(p, &t);
-    mixer_output_backward(p, t.o, p->layer->config.heads * p->layer->config.dim_v, t.d_o);
+    mixer_pick(p, &t.o, value);
+    mixer_output_backward(p, t.o.wanted, value, t.d_o.wanted);
+    mixer_put(p, &t.d_o, value);
     mixer_ops(p)->attention_backward(mixer_run(p), &core);
     mixer_streams_backward(p, &t.s, 0);
 }

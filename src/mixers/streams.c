@@ -29,35 +29,44 @@ void mixer_stream_parameters(const mixer_config *c, mixer_parameter_list *list)
                             MIXER_CONV_TAPS);
 }
 
+static int64_t stream_rows(const mixer_pass *p, const mixer_streams *s, int i)
+{
+    return i == STREAM_Q && s->picks ? p->row_count : mixer_rows(p);
+}
+
 /* A stage that is off shares the memory of the stage before it. The streams lie one after another, so that
  * one product can make them (mixer_maps). */
-void mixer_streams_layout(const mixer_pass *p, mixer_layout *m, int silu, mixer_streams *s)
+void mixer_streams_layout(const mixer_pass *p, mixer_layout *m, int silu, int picks, mixer_streams *s)
 {
     const mixer_config *c = &p->layer->config;
-    int64_t rows = mixer_rows(p), width[STREAMS];
-    *s = (mixer_streams){.silu = silu};
-    for (int i = 0; i < STREAMS; i++) width[i] = mixer_stream_width(c, i);
-    for (int i = 0; i < STREAMS; i++) s->raw[i] = mixer_take(p, &m->saved, rows, width[i]);
+    int64_t rows[STREAMS], width[STREAMS];
+    *s = (mixer_streams){.silu = silu, .picks = picks && p->row_count && !c->conv};
+    for (int i = 0; i < STREAMS; i++) rows[i] = stream_rows(p, s, i), width[i] = mixer_stream_width(c, i);
+    for (int i = 0; i < STREAMS; i++) s->raw[i] = mixer_take(p, &m->saved, rows[i], width[i]);
     for (int i = 0; i < STREAMS; i++) {
-        s->mid[i] = c->conv ? mixer_take(p, &m->saved, rows, width[i]) : s->raw[i];
-        s->out[i] = silu ? mixer_take(p, &m->saved, rows, width[i]) : s->mid[i];
+        s->mid[i] = c->conv ? mixer_take(p, &m->saved, rows[i], width[i]) : s->raw[i];
+        s->out[i] = silu ? mixer_take(p, &m->saved, rows[i], width[i]) : s->mid[i];
         if (c->conv)
             s->carried[i] = mixer_take_statistics(p, &m->state, p->B * (MIXER_CONV_TAPS - 1), width[i]);
     }
-    for (int i = 0; i < STREAMS && p->keep; i++) s->d_out[i] = mixer_take(p, &m->work, rows, width[i]);
+    for (int i = 0; i < STREAMS && p->keep; i++) s->d_out[i] = mixer_take(p, &m->work, rows[i], width[i]);
     for (int i = 0; i < STREAMS && p->keep; i++)
-        s->d_raw[i] = c->conv ? mixer_take(p, &m->work, rows, width[i]) : s->d_out[i];
+        s->d_raw[i] = c->conv ? mixer_take(p, &m->work, rows[i], width[i]) : s->d_out[i];
+    if (s->picks) s->x = mixer_take(p, &m->work, p->row_count, c->width);
+    if (s->picks && p->keep) s->d_x = mixer_take(p, &m->work, p->row_count, c->width);
 }
 
+/* The maps of all rows: all three, or those of k and v. */
 static mixer_maps stream_maps(const mixer_pass *p, const mixer_streams *s, int64_t width[STREAMS])
 {
+    int first = s->picks ? STREAM_K : STREAM_Q;
     for (int i = 0; i < STREAMS; i++) width[i] = mixer_stream_width(&p->layer->config, i);
-    return (mixer_maps){.count = STREAMS,
-                        .weight = weight_of,
+    return (mixer_maps){.count = STREAMS - first,
+                        .weight = weight_of + first,
                         .in = p->layer->config.width,
-                        .out = width,
-                        .y = s->raw,
-                        .d_y = (const void *const *)s->d_raw};
+                        .out = width + first,
+                        .y = s->raw + first,
+                        .d_y = (const void *const *)s->d_raw + first};
 }
 
 static conv_args stream_conv(const mixer_pass *p, const mixer_streams *s, int i)
@@ -80,17 +89,22 @@ static conv_args stream_conv(const mixer_pass *p, const mixer_streams *s, int i)
 static rope_args stream_rope(const mixer_pass *p, const mixer_streams *s, int i)
 {
     const mixer_config *c = &p->layer->config;
-    return (rope_args){.batch = p->B,
-                       .length = p->L,
-                       .heads = i == STREAM_Q ? c->heads : c->heads_kv,
-                       .dim = c->dim_k,
-                       .base = c->rope_base,
-                       .position = p->position,
-                       .table = p->position ? NULL : p->layer->rope_table,
-                       .x = s->out[i],
-                       .y = s->out[i],
-                       .d_y = s->d_out[i],
-                       .d_x = s->d_out[i]};
+    rope_args a = {.batch = p->B,
+                   .length = p->L,
+                   .heads = i == STREAM_Q ? c->heads : c->heads_kv,
+                   .dim = c->dim_k,
+                   .base = c->rope_base,
+                   .position = p->position,
+                   .table = p->position ? NULL : p->layer->rope_table,
+                   .x = s->out[i],
+                   .y = s->out[i],
+                   .d_y = s->d_out[i],
+                   .d_x = s->d_out[i]};
+    if (i == STREAM_Q && s->picks) { /* as sequences of one token each */
+        a.batch = p->row_count, a.length = 1;
+        a.position = p->row_position, a.table = p->layer->rope_table, a.table_length = p->layer->length;
+    }
+    return a;
 }
 
 /* Queries and keys in one call where they lie one after another with equally many heads, as twice as many
@@ -112,7 +126,7 @@ static int stream_ropes(const mixer_pass *p, const mixer_streams *s, rope_args r
 static unary_args stream_silu(const mixer_pass *p, const mixer_streams *s, int i)
 {
     return (unary_args){.kind = UNARY_SILU,
-                        .count = mixer_rows(p) * mixer_stream_width(&p->layer->config, i),
+                        .count = stream_rows(p, s, i) * mixer_stream_width(&p->layer->config, i),
                         .x = s->mid[i],
                         .y = s->out[i],
                         .d_y = s->d_out[i],
@@ -125,6 +139,9 @@ void mixer_streams_forward(const mixer_pass *p, const mixer_streams *s)
     int64_t width[STREAMS];
     mixer_maps maps = stream_maps(p, s, width);
     mixer_maps_forward(p, &maps, p->x);
+    if (s->picks)
+        mixer_linear_rows(p, p->row_count, MIXER_Q, mixer_wanted_x(p, s->x), c->width, width[STREAM_Q],
+                          s->raw[STREAM_Q]);
     for (int i = 0; i < STREAMS; i++) {
         conv_args conv = stream_conv(p, s, i);
         unary_args silu = stream_silu(p, s, i);
@@ -151,4 +168,8 @@ void mixer_streams_backward(const mixer_pass *p, const mixer_streams *s, int add
         if (c->conv) mixer_ops(p)->conv_backward(mixer_run(p), &conv);
     }
     mixer_maps_backward(p, &maps, p->x, p->d_x, add);
+    if (!s->picks) return;
+    mixer_linear_rows_backward(p, p->row_count, MIXER_Q, mixer_wanted_x(p, s->x), s->d_raw[STREAM_Q],
+                               c->width, width[STREAM_Q], s->d_x, 0);
+    mixer_add_wanted_x(p, s->d_x, 0);
 }

@@ -1,6 +1,9 @@
 /* Forward and backward through embedding, blocks and final norm.
  *     x = embed(ids);  per layer x += mixer(norm1 x), x += mlp(norm2 x);  hidden = norm(x)
- * Normed inputs and the MLP's activations are made again in backward rather than kept. */
+ * Normed inputs and the MLP's activations are made again in backward rather than kept.
+ *
+ * Where only some rows of `hidden` are wanted, the last layer's stream after the mixer, its MLP and the final
+ * norm have these rows alone: [wanted, d], one after another. */
 #include "model/model.h"
 
 #include "base/status.h"
@@ -8,7 +11,26 @@
 typedef struct block_pass {
     network *net;
     int64_t B, L, rows;
+    int64_t wanted; /* rows of hidden; 0: all */
 } block_pass;
+
+static block_pass pass_of(network *net, int64_t B, int64_t L, int64_t wanted)
+{
+    return (block_pass){net, B, L, B * L, wanted};
+}
+
+static int64_t wanted_from(const block_pass *p, int64_t layer)
+{
+    return layer == p->net->model->layers - 1 ? p->wanted : 0;
+}
+
+/* The same pass from the mixer of a layer on. */
+static block_pass behind_mixer(const block_pass *p, int64_t layer)
+{
+    block_pass behind = *p;
+    if (wanted_from(p, layer)) behind.rows = p->wanted;
+    return behind;
+}
 
 /* ---- norms ---- */
 /* d_residual: the gradient of the stream that passes beside, added to d_x (both may be the same memory). */
@@ -227,7 +249,10 @@ static mixer_pass mixer_of(const block_pass *p, int64_t index)
                         .y = layer->middle,
                         .residual = block_input(net, index),
                         .d_y = net->d_stream,
-                        .d_x = net->d_normed};
+                        .d_x = net->d_normed,
+                        .row_count = wanted_from(p, index),
+                        .rows = net->rows,
+                        .row_position = net->row_position};
 }
 
 static void mixer_branch_forward(const block_pass *p, int64_t index)
@@ -238,13 +263,29 @@ static void mixer_branch_forward(const block_pass *p, int64_t index)
     pass.layer->config.type->forward(&pass);
 }
 
+/* Through norm1, with the gradient of the stream beside the mixer: d_stream [rows, d], or [wanted, d]. */
+static void norm_backward_at(const block_pass *p, norm_args *norm, int64_t wanted)
+{
+    network *net = p->net;
+    int64_t d = net->model->width;
+    if (wanted) device_copy(net->dev, net->normed, net->d_stream, (size_t)(wanted * d) * net->dev->element);
+    norm_backward(p, norm, !wanted);
+    if (wanted)
+        net->dev->ops->rows_scatter(&net->dev->run, &(rows_args){.count = wanted,
+                                                                 .total = p->rows,
+                                                                 .width = d,
+                                                                 .row = net->rows,
+                                                                 .x = net->normed,
+                                                                 .y = net->d_stream});
+}
+
 static void mixer_branch_backward(const block_pass *p, int64_t index)
 {
     norm_args norm = norm1_of(p, index, block_input(p->net, index));
     mixer_pass pass = mixer_of(p, index);
     if (!p->net->keeps_more) norm_forward(p, &norm);
     pass.layer->config.type->backward(&pass);
-    norm_backward(p, &norm, 1);
+    norm_backward_at(p, &norm, pass.row_count);
 }
 
 /* ---- whole network ---- */
@@ -278,24 +319,25 @@ static blurry_status run_blocks(const block_pass *p, int64_t layers, double drop
     for (int64_t i = 0; i < net->model->layers; i++) STATUS_TRY(mixer_layer_refresh(&net->layers[i].mixer));
     net->dev->ops->embed_forward(&net->dev->run, &embed);
     for (int64_t i = 0; i < layers; i++) {
+        block_pass behind = behind_mixer(p, i);
         mixer_branch_forward(p, i);
-        if (net->model->hidden) mlp_forward(p, i);
+        if (net->model->hidden) mlp_forward(&behind, i);
     }
     return BLURRY_OK;
 }
 
-blurry_status network_forward(network *net, int64_t B, int64_t L, double dropout)
+blurry_status network_forward(network *net, int64_t B, int64_t L, int64_t wanted, double dropout)
 {
-    block_pass p = {net, B, L, B * L};
-    norm_args last = final_norm(&p);
+    block_pass p = pass_of(net, B, L, wanted), end = behind_mixer(&p, net->model->layers - 1);
+    norm_args last = final_norm(&end);
     STATUS_TRY(run_blocks(&p, net->model->layers, dropout));
-    norm_forward(&p, &last);
+    norm_forward(&end, &last);
     return BLURRY_OK;
 }
 
 blurry_status network_forward_to(network *net, int64_t B, int64_t L, int64_t layer, mixer_pass *pass)
 {
-    block_pass p = {net, B, L, B * L};
+    block_pass p = pass_of(net, B, L, 0);
     STATUS_TRY(run_blocks(&p, layer, 0));
     norm_args norm = norm1_of(&p, layer, block_input(net, layer));
     norm_forward(&p, &norm);
@@ -303,14 +345,15 @@ blurry_status network_forward_to(network *net, int64_t B, int64_t L, int64_t lay
     return BLURRY_OK;
 }
 
-void network_backward(network *net, int64_t B, int64_t L, double dropout)
+void network_backward(network *net, int64_t B, int64_t L, int64_t wanted, double dropout)
 {
-    block_pass p = {net, B, L, B * L};
+    block_pass p = pass_of(net, B, L, wanted), end = behind_mixer(&p, net->model->layers - 1);
     embed_args embed = embedding(&p, dropout);
-    norm_args last = final_norm(&p);
-    norm_backward(&p, &last, 0);
+    norm_args last = final_norm(&end);
+    norm_backward(&end, &last, 0);
     for (int64_t i = net->model->layers - 1; i >= 0; i--) {
-        if (net->model->hidden) mlp_backward(&p, i);
+        block_pass behind = behind_mixer(&p, i);
+        if (net->model->hidden) mlp_backward(&behind, i);
         mixer_branch_backward(&p, i);
     }
     net->dev->ops->embed_backward(&net->dev->run, &embed);

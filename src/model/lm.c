@@ -65,6 +65,18 @@ static blurry_status upload_rows(network *net, const blurry_batch *b, int64_t fr
     return device_upload(net->dev, net->targets, none, (size_t)count * sizeof *none);
 }
 
+/* Where in their sequences the uploaded rows are, in pieces that fit the host's memory (see collect). */
+static blurry_status upload_positions(network *net, const blurry_batch *b)
+{
+    int64_t piece = net->block * net->model->vocab, *places = net->host;
+    for (int64_t from = 0; from < b->row_count && net->picks; from += piece) {
+        int64_t n = b->row_count - from < piece ? b->row_count - from : piece;
+        for (int64_t i = 0; i < n; i++) places[i] = b->rows[from + i] % b->length;
+        STATUS_TRY(device_upload(net->dev, net->row_position + from, places, (size_t)n * sizeof *places));
+    }
+    return BLURRY_OK;
+}
+
 static xent_args head_of(network *net, int64_t count, int64_t hidden_rows)
 {
     const blurry_model *model = net->model;
@@ -145,7 +157,7 @@ blurry_status blurry_model_evaluate(blurry_model *model, const blurry_batch *bat
         with_logits || !batch->labels ? net->block : rows; /* what passes through host memory at once */
     out->loss = 0;
     STATUS_TRY(device_upload(net->dev, net->ids, batch->tokens, (size_t)rows * sizeof *net->ids));
-    STATUS_TRY(network_forward(net, batch->sequences, batch->length, 0));
+    STATUS_TRY(network_forward(net, batch->sequences, batch->length, 0, 0));
     for (int64_t from = 0; from < batch->row_count; from += block) {
         int64_t count = batch->row_count - from < block ? batch->row_count - from : block;
         STATUS_TRY(upload_rows(net, batch, from, count));
@@ -168,10 +180,12 @@ blurry_status network_gradient(network *net, int64_t B, int64_t L, int64_t label
 {
     const device *dev = net->dev;
     double dropout = net->model->settings.dropout;
-    xent_args head = head_of(net, labels, B * L);
-    STATUS_TRY(network_forward(net, B, L, dropout));
+    int64_t wanted = net->picks && labels <= mixer_rows_most(B * L) ? labels : 0;
+    xent_args head = head_of(net, labels, wanted ? wanted : B * L);
+    if (wanted) head.row = net->row_order;
+    STATUS_TRY(network_forward(net, B, L, wanted, dropout));
     dev->ops->xent_backward(&dev->run, &head);
-    network_backward(net, B, L, dropout);
+    network_backward(net, B, L, wanted, dropout);
     dev->ops->sum(&dev->run,
                   &(reduce_args){.count = labels, .x = net->log_prob, .out = &net->scalars->log_prob_sum});
     return BLURRY_OK;
@@ -196,6 +210,7 @@ blurry_status blurry_model_gradient(blurry_model *model, const blurry_batch *bat
     if (!batch->row_count) return BLURRY_OK;
     STATUS_TRY(device_upload(net->dev, net->ids, batch->tokens, (size_t)rows * sizeof *net->ids));
     STATUS_TRY(upload_rows(net, batch, 0, batch->row_count));
+    STATUS_TRY(upload_positions(net, batch));
     STATUS_TRY(upload_scalars(net, scale, draw));
     STATUS_TRY(network_gradient(net, batch->sequences, batch->length, batch->row_count));
     STATUS_TRY(collect(net, 0, batch->row_count, out));

@@ -61,6 +61,8 @@ typedef struct network {
     int keep;       /* whether backward will follow */
     int keeps_more; /* whether what backward could make again is kept: on a GPU a launch costs more than
                        memory */
+    int picks;      /* whether passes may compute only the wanted rows of the last layer. Not on a GPU: a
+                       recorded step has a padded list of rows, which does not ascend */
     int carries;    /* whether layers carry a state */
     network_layer *layers;
     void *memory, *states;
@@ -76,6 +78,8 @@ typedef struct network {
     int32_t *argmax;          /* [rows] */
     int32_t *ids;             /* [rows] */
     int64_t *rows;            /* [rows] labelled rows */
+    int64_t *row_position;    /* [rows] their places in their sequences */
+    int64_t *row_order;       /* [rows] 0, 1, 2 ..: the rows of a hidden that has the wanted ones alone */
     int32_t *targets;         /* [rows] */
     network_scalars *scalars; /* in device memory; see there */
     int64_t *position;        /* [B] generators: tokens fed so far */
@@ -127,12 +131,13 @@ blurry_status network_configs(const struct settings *s, mixer_config **configs);
 void network_configs_free(mixer_config *configs, int64_t layers);
 
 /* ---- block.c: passes over B sequences of L tokens, at most the network's ---- */
-/* ids are on the device already. Writes net->hidden [B L, d]. dropout 0: none. */
-blurry_status network_forward(network *net, int64_t B, int64_t L, double dropout);
+/* ids are on the device already. Writes net->hidden [B L, d]; or, with wanted > 0, its rows net->rows[0 ..
+ * wanted-1] (ascending, row_position beside them) as [wanted, d]. dropout 0: none. */
+blurry_status network_forward(network *net, int64_t B, int64_t L, int64_t wanted, double dropout);
 /* The same up to the input of one layer's mixer: `pass` is what its forward would be called with. */
 blurry_status network_forward_to(network *net, int64_t B, int64_t L, int64_t layer, mixer_pass *pass);
-/* From net->hidden's gradient in net->d_normed to all parameters' gradients. */
-void network_backward(network *net, int64_t B, int64_t L, double dropout);
+/* From net->hidden's gradient in net->d_normed to all parameters' gradients; arguments as in forward. */
+void network_backward(network *net, int64_t B, int64_t L, int64_t wanted, double dropout);
 
 /* ---- lm.c ---- */
 /* Queues forward, loss and backward over B sequences of L tokens with `labels` labelled rows, all of it in

@@ -133,6 +133,8 @@ static void lay_work(network_plan *m, size_t mixer_work)
     net->argmax = mixer_take_bytes(&m->work, (size_t)rows * sizeof(int32_t));
     net->ids = mixer_take_bytes(&m->work, (size_t)rows * sizeof(int32_t));
     net->rows = mixer_take_bytes(&m->work, (size_t)rows * sizeof(int64_t));
+    net->row_position = mixer_take_bytes(&m->work, net->picks ? (size_t)rows * sizeof(int64_t) : 0);
+    net->row_order = mixer_take_bytes(&m->work, net->picks ? (size_t)rows * sizeof(int64_t) : 0);
     net->targets = mixer_take_bytes(&m->work, (size_t)rows * sizeof(int32_t));
     net->scalars = mixer_take_bytes(&m->work, sizeof *net->scalars);
     net->nonfinite = mixer_take_bytes(&m->work, sizeof(int64_t));
@@ -201,6 +203,8 @@ static blurry_status allocate(network *net)
     lay_out(net, net->memory, net->saved_bytes);
     STATUS_TRY(device_reserve(net->dev, m.scratch));
     STATUS_TRY(memory_alloc(&net->host, (size_t)net->block * (size_t)vocab, sizeof(double), "logits"));
+    for (int64_t i = 0; i < rows && net->picks; i++)
+        STATUS_TRY(device_upload(net->dev, net->row_order + i, &i, sizeof i));
     return net->carries ? allocate_states(net) : BLURRY_OK;
 }
 
@@ -215,6 +219,7 @@ blurry_status network_create(network *net, blurry_model *model, mixer_config *co
                      .capacity = capacity,
                      .keep = keep,
                      .keeps_more = keep && model->dev->kind == DEVICE_CUDA,
+                     .picks = keep && model->dev->kind == DEVICE_CPU,
                      .carries = capacity > 0};
     if ((double)batch * (double)length * (double)(model->width + model->hidden + model->vocab) > 1e17)
         return status_fail(BLURRY_E_MEMORY, "batch %lld times length %lld does not fit in memory",

@@ -218,10 +218,27 @@ static void read_back(mixer_case *c, const void *from, int64_t count, double *to
     assert_ok(values_read_activations(c->dev, from, count, to));
 }
 
+/* The wanted rows and their places on the device, one list after the other; NULL where all are wanted. */
+static int64_t *lend_rows(mixer_case *c, mixer_pass *p)
+{
+    void *memory;
+    if (!c->row_count) return NULL;
+    assert_ok(device_alloc(c->dev, 2 * (size_t)c->row_count * sizeof(int64_t), &memory));
+    int64_t *list = memory;
+    for (int64_t i = 0; i < c->row_count; i++) {
+        int64_t place = c->rows[i] % p->L;
+        assert_ok(device_upload(c->dev, list + i, &c->rows[i], sizeof place));
+        assert_ok(device_upload(c->dev, list + c->row_count + i, &place, sizeof place));
+    }
+    p->row_count = c->row_count, p->rows = list, p->row_position = list + c->row_count;
+    return list;
+}
+
 void mixer_case_forward(mixer_case *c, int64_t batch, int64_t length, const double *x, double *y)
 {
-    int64_t count = batch * length * c->layer.config.width;
-    void *input = to_device(c, x, count), *output = to_device(c, NULL, count);
+    int64_t d = c->layer.config.width, count = batch * length * d;
+    int64_t results = c->row_count ? c->row_count * d : count;
+    void *input = to_device(c, x, count), *output = to_device(c, NULL, results);
     mixer_pass p = {.layer = &c->layer,
                     .B = batch,
                     .L = length,
@@ -231,8 +248,10 @@ void mixer_case_forward(mixer_case *c, int64_t batch, int64_t length, const doub
                     .x = input,
                     .y = output};
     assert_ok(mixer_layer_refresh(&c->layer));
+    int64_t *rows = lend_rows(c, &p);
     c->layer.config.type->forward(&p);
-    read_back(c, output, count, y);
+    read_back(c, output, results, y);
+    if (rows) device_free(c->dev, rows);
     device_free(c->dev, input);
     device_free(c->dev, output);
 }
@@ -240,8 +259,9 @@ void mixer_case_forward(mixer_case *c, int64_t batch, int64_t length, const doub
 void mixer_case_backward(mixer_case *c, int64_t batch, int64_t length, const double *x, const double *d_y,
                          double *d_x)
 {
-    int64_t count = batch * length * c->layer.config.width;
-    void *input = to_device(c, x, count), *d_output = to_device(c, d_y, count),
+    int64_t d = c->layer.config.width, count = batch * length * d;
+    void *input = to_device(c, x, count),
+         *d_output = to_device(c, d_y, c->row_count ? c->row_count * d : count),
          *d_input = to_device(c, NULL, count);
     mixer_pass p = {.layer = &c->layer,
                     .B = batch,
@@ -252,8 +272,10 @@ void mixer_case_backward(mixer_case *c, int64_t batch, int64_t length, const dou
                     .x = input,
                     .d_y = d_output,
                     .d_x = d_input};
+    int64_t *rows = lend_rows(c, &p);
     c->layer.config.type->backward(&p);
     read_back(c, d_input, count, d_x);
+    if (rows) device_free(c->dev, rows);
     device_free(c->dev, input);
     device_free(c->dev, d_output);
     device_free(c->dev, d_input);

@@ -10,6 +10,8 @@ typedef struct mixer_case {
     mixer_sizes sizes;
     void *saved, *work, *state;
     int64_t *position;
+    int64_t row_count;   /* 0, or the rows at which y is wanted: y, d_y [row_count, d] then */
+    const int64_t *rows; /* in host memory */
 } mixer_case;
 
 typedef enum case_device {

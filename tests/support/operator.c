@@ -17,6 +17,11 @@ int64_t op_slots(const op_case *c)
     return 2 * c->M - 1;
 }
 
+int64_t op_rows(const op_case *c)
+{
+    return c->rows ? c->row_count : op_tokens(c);
+}
+
 size_t op_element(blurry_dtype dtype)
 {
     return dtype == BLURRY_BF16 ? 2 : dtype == BLURRY_F32 ? sizeof(float) : sizeof(double);
@@ -70,11 +75,11 @@ char *op_describe(const op_case *c)
 {
     static char text[256];
     snprintf(text, sizeof text,
-             "B=%lld L=%lld H=%lld Hkv=%lld Dk=%lld Dv=%lld M=%lld T=%g,%g,%g decay=%d %s t0=%lld %s%s",
+             "B=%lld L=%lld H=%lld Hkv=%lld Dk=%lld Dv=%lld M=%lld T=%g,%g,%g decay=%d %s t0=%lld %s%s %s",
              (long long)c->B, (long long)c->L, (long long)c->H, (long long)c->Hkv, (long long)c->Dk,
              (long long)c->Dv, (long long)c->M, c->period[0], c->period[1], c->period[2], c->decay,
              c->relative ? "relative" : "absolute", (long long)c->position, c->with_state ? "state " : "",
-             c->packed ? "packed" : "");
+             c->packed ? "packed" : "", c->rows ? "rows" : "");
     return text;
 }
 
@@ -215,8 +220,8 @@ static int64_t tensor_size(const op_case *c, int i)
 {
     int64_t n = op_tokens(c), slots = c->B * c->Hkv * op_slots(c);
     const char *name = tensors[i].name;
-    if (!strcmp(name, "q") || !strcmp(name, "d_q")) return n * c->H * c->Dk;
-    if (!strcmp(name, "o") || !strcmp(name, "d_o")) return n * c->H * c->Dv;
+    if (!strcmp(name, "q") || !strcmp(name, "d_q")) return op_rows(c) * c->H * c->Dk;
+    if (!strcmp(name, "o") || !strcmp(name, "d_o")) return op_rows(c) * c->H * c->Dv;
     if (!strcmp(name, "k") || !strcmp(name, "d_k")) return n * c->Hkv * c->Dk;
     if (!strcmp(name, "v") || !strcmp(name, "d_v")) return n * c->Hkv * c->Dv;
     if (strstr(name, "period")) return c->Hkv;
@@ -357,10 +362,10 @@ static void run(const op_case *c, const op_variant *variant, op_tensors *t, int 
 {
     blurry_dtype type = variant->dtype, slot = op_slot_type(variant);
     size_t e = op_element(type), f_e = op_element(slot);
-    int64_t n = op_tokens(c), slots = c->B * c->Hkv * op_slots(c);
+    int64_t n = op_tokens(c), r = op_rows(c), slots = c->B * c->Hkv * op_slots(c);
     blurry_attn_plan *plan = op_plan(c, variant, 0);
-    void *q = input(type, t->q, n * c->H * c->Dk), *k = input(type, t->k, n * c->Hkv * c->Dk);
-    void *v = input(type, t->v, n * c->Hkv * c->Dv), *o = op_guarded((size_t)(n * c->H * c->Dv) * e);
+    void *q = input(type, t->q, r * c->H * c->Dk), *k = input(type, t->k, n * c->Hkv * c->Dk);
+    void *v = input(type, t->v, n * c->Hkv * c->Dv), *o = op_guarded((size_t)(r * c->H * c->Dv) * e);
     int given = c->position > 0 || c->with_state;
     void *state_in = given ? make_states(c, plan, slot, t) : NULL;
     void *state_out = op_guarded((size_t)c->B * blurry_attn_state_bytes(plan));
@@ -376,19 +381,21 @@ static void run(const op_case *c, const op_variant *variant, op_tensors *t, int 
                                   .state_out = state_out,
                                   .saved = with_backward ? saved : NULL,
                                   .workspace = workspace,
-                                  .workspace_bytes = bytes};
+                                  .workspace_bytes = bytes,
+                                  .rows = c->rows,
+                                  .row_count = c->row_count};
     assert_ok(blurry_attn_forward(plan, &f));
     op_wait(plan);
     op_guarded_free(workspace);
-    output(type, o, t->o, n * c->H * c->Dv);
+    output(type, o, t->o, r * c->H * c->Dv);
     read_states(c, plan, slot, state_out, t);
     op_guarded_free(state_out);
     if (with_backward) {
         bytes = blurry_attn_backward_workspace(plan);
-        void *d_o = input(type, t->d_o, n * c->H * c->Dv);
+        void *d_o = input(type, t->d_o, r * c->H * c->Dv);
         void *d_k_out = input(slot, t->d_k_out, slots * c->Dk),
              *d_v_out = input(slot, t->d_v_out, slots * c->Dv);
-        void *d_q = op_guarded((size_t)(n * c->H * c->Dk) * e),
+        void *d_q = op_guarded((size_t)(r * c->H * c->Dk) * e),
              *d_k = op_guarded((size_t)(n * c->Hkv * c->Dk) * e);
         void *d_v = op_guarded((size_t)(n * c->Hkv * c->Dv) * e);
         void *d_k_in = op_guarded((size_t)(slots * c->Dk) * f_e),
@@ -413,7 +420,9 @@ static void run(const op_case *c, const op_variant *variant, op_tensors *t, int 
                                        .d_period = d_period,
                                        .d_period_abs = d_period_abs,
                                        .workspace = workspace,
-                                       .workspace_bytes = bytes};
+                                       .workspace_bytes = bytes,
+                                       .rows = c->rows,
+                                       .row_count = c->row_count};
         assert_ok(blurry_attn_backward(plan, &g));
         op_wait(plan);
         /* Without the notes of forward the result is the same. */
@@ -429,7 +438,7 @@ static void run(const op_case *c, const op_variant *variant, op_tensors *t, int 
                      op_variant_name(variant));
         free(with_notes);
         op_guarded_free(workspace);
-        output(type, d_q, t->d_q, n * c->H * c->Dk);
+        output(type, d_q, t->d_q, r * c->H * c->Dk);
         output(type, d_v, t->d_v, n * c->Hkv * c->Dv);
         output(slot, d_k_in, t->d_k_in, slots * c->Dk);
         output(slot, d_v_in, t->d_v_in, slots * c->Dv);

@@ -19,6 +19,9 @@ typedef struct op_case {
     int with_state;   /* random slots on entry */
     int packed;       /* use offsets */
     int64_t offsets[OP_BATCH_MAX + 1];
+    const int64_t *rows; /* NULL, or [row_count] the tokens whose outputs are wanted: q, o, d_o, d_q have
+                            these rows */
+    int64_t row_count;
     int threads; /* 0: 2 */
     uint64_t seed;
 } op_case;
@@ -39,6 +42,7 @@ typedef struct op_tensors {
 } op_tensors;
 
 int64_t op_tokens(const op_case *c);
+int64_t op_rows(const op_case *c);  /* of q and o */
 int64_t op_slots(const op_case *c); /* S */
 
 /* Every variant this machine runs, all types: fills at most `max`, returns the count. In the programs that

@@ -487,6 +487,68 @@ void ops_embedding(void **state)
         }
 }
 
+/* ---- rows: B of L rows of width K ---- */
+static rows_args rows_of(const op_call *call)
+{
+    const op_case *c = call->c;
+    return (rows_args){.count = c->B, .total = c->L, .width = c->K, .row = call->x[2], .clear = 1};
+}
+
+static void rows_forward(const op_call *call)
+{
+    rows_args a = rows_of(call);
+    a.x = call->x[0], a.y = call->x[1];
+    call->dev->ops->rows_gather(&call->dev->run, &a);
+}
+
+static void rows_backward(const op_call *call)
+{
+    rows_args a = rows_of(call);
+    a.x = call->d[1], a.y = call->d[0];
+    call->dev->ops->rows_scatter(&call->dev->run, &a);
+}
+
+/* y = two times those rows of a, elsewhere 0: the second call adds. */
+static void rows_twice(const op_call *call)
+{
+    rows_args a = rows_of(call);
+    a.x = call->x[0], a.y = call->x[1];
+    call->dev->ops->rows_scatter(&call->dev->run, &a);
+    a.clear = 0;
+    call->dev->ops->rows_scatter(&call->dev->run, &a);
+}
+
+void ops_rows(void **state)
+{
+    (void)state;
+    static const int64_t shapes[][3] = {{0, 0, 8}, {0, 5, 8}, {1, 1, 7}, {40, 300, 33}, {700, 300, 16}};
+    int64_t list[700];
+    for (int i = 0; i < 5; i++) {
+        int64_t B = shapes[i][0], L = shapes[i][1], K = shapes[i][2];
+        for (int64_t r = 0; r < B; r++)
+            list[r] = r * r / (B > 1 ? B - 1 : 1) * L / (B + 1); /* also repeated */
+        op_case c = {
+            .family = "rows",
+            .note = "gather and back",
+            .forward = rows_forward,
+            .backward = rows_backward,
+            .B = B,
+            .L = L,
+            .K = K,
+            .tensor = {{"x", OP_INPUT, L * K}, {"y", OP_OUTPUT, B * K}, {"row", OP_INT, B, .ints = list}}};
+        op_case_check(&c);
+        op_case twice = {
+            .family = "rows",
+            .note = "added twice",
+            .forward = rows_twice,
+            .B = B,
+            .L = L,
+            .K = K,
+            .tensor = {{"x", OP_FIXED, B * K}, {"y", OP_OUTPUT, L * K}, {"row", OP_INT, B, .ints = list}}};
+        op_case_check(&twice);
+    }
+}
+
 /* ---- head and cross-entropy: labels B, rows L, width K, vocabulary V ---- */
 enum { LABELS_MOST = 1400 };
 static int32_t targets[LABELS_MOST], best[LABELS_MOST];

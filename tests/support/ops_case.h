@@ -88,6 +88,7 @@ void ops_elementwise(void **state);
 void ops_products(void **state);
 void ops_norms(void **state);
 void ops_embedding(void **state);
+void ops_rows(void **state);
 void ops_head(void **state);
 void ops_optimiser(void **state);
 void ops_rope(void **state);

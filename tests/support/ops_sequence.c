@@ -22,10 +22,9 @@ static rope_args rope_of(const op_call *call)
                    .y = op_at(call, 1),
                    .d_y = op_grad_at(call, 1),
                    .d_x = op_grad_at(call, 0)};
-    if (c->option) {
-        a.position = NULL;
-        a.table = call->x[2];
-    }
+    if (c->option) a.table = call->x[2];
+    if (c->option == 1) a.position = NULL;
+    if (c->option == 2) a.table_length = call->count; /* some positions lie beyond it */
     return a;
 }
 
@@ -47,10 +46,12 @@ void ops_rope(void **state)
     (void)state;
     static const int64_t far[] = {3, 1000000007, 12};
     for (int i = 0; i < LENGTHS; i++)
-        for (int64_t table = 0; table < 2; table++) {
+        for (int64_t table = 0; table < 3; table++) {
             int64_t B = 3, L = lengths[i], H = 2, K = i % 2 ? 16 : 11, n = B * L * H * K;
             op_case c = {.family = "rope",
-                         .note = table ? "table" : "positions",
+                         .note = table == 2   ? "positions and table"
+                                 : table == 1 ? "table"
+                                              : "positions",
                          .forward = rope_forward,
                          .backward = rope_backward,
                          .B = B,

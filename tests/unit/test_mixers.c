@@ -278,6 +278,61 @@ static void fast_agrees_with_reference(void **state)
         }
 }
 
+/* ---- y at some rows only ---- */
+/* Rows 0 (of a sequence's start), some in the middle, none in the first chunk of the second sequence. */
+enum { ROWS_LENGTH = 75, ROWS_WANTED = 9 };
+static const int64_t some_rows[ROWS_WANTED] = {0, 5, 6, 7, 8, 33, 74, 145, 149};
+
+/* As all of y of which only these rows have a gradient; picked: by asking for these rows alone. */
+static results run_rows(case_device kind, const char *options, int picked)
+{
+    results r = {0};
+    mixer_case c;
+    mixer_case_open(&c, kind, options, 2, ROWS_LENGTH, ROWS_LENGTH);
+    int64_t d = c.layer.config.width, count = 2 * ROWS_LENGTH * d;
+    double *x = draw_normal(count, 21), *weight = draw_normal(ROWS_WANTED * d, 22);
+    double *d_y = calloc((size_t)count, sizeof *d_y), *y = malloc((size_t)count * sizeof *y);
+    if (picked) c.row_count = ROWS_WANTED, c.rows = some_rows;
+    for (int64_t i = 0; i < ROWS_WANTED; i++)
+        memcpy(d_y + (picked ? i : some_rows[i]) * d, weight + i * d, (size_t)d * sizeof *d_y);
+    r.tensors = c.list.count + 2;
+    for (int i = 0; i < r.tensors; i++) {
+        r.count[i] = i == 0 ? ROWS_WANTED * d : i == 1 ? count : mixer_case_elements(&c, i - 2);
+        r.tensor[i] = malloc((size_t)r.count[i] * sizeof(double));
+        snprintf(r.name[i], sizeof r.name[i], "%s%s", i > 1 ? "d_" : "",
+                 i == 0   ? "y"
+                 : i == 1 ? "d_x"
+                          : c.list.spec[i - 2].name);
+    }
+    mixer_case_forward(&c, 2, ROWS_LENGTH, x, y);
+    for (int64_t i = 0; i < ROWS_WANTED; i++)
+        memcpy(r.tensor[0] + i * d, y + (picked ? i : some_rows[i]) * d, (size_t)d * sizeof *y);
+    mixer_case_backward(&c, 2, ROWS_LENGTH, x, d_y, r.tensor[1]);
+    for (int i = 2; i < r.tensors; i++) mixer_case_gradient(&c, i - 2, r.tensor[i]);
+    free(x), free(weight), free(d_y), free(y);
+    mixer_case_close(&c);
+    return r;
+}
+
+static void some_rows_equal_all(void **state)
+{
+    (void)state;
+    for (int v = 0; v < VARIANTS; v++)
+        for (int kind = CASE_FIRST; kind < CASE_END; kind++) {
+            if (TEST_EMULATED && (v + kind) % 4) continue;
+            results want = run_rows((case_device)kind, variants[v], 0);
+            results got = run_rows((case_device)kind, variants[v], 1);
+            for (int i = 0; i < want.tensors; i++) {
+                double error = error_of(&got, &want, i), limit = kind <= CASE_FAST_F64 ? 1e-12 : 1e-5;
+                if (kind == CASE_CUDA_BF16) limit = bf16_limit;
+                if (!(error <= limit))
+                    fail_msg("%s, %s, %s: relative error %g, allowed %g", variants[v], case_device_name[kind],
+                             want.name[i], error, limit);
+            }
+            results_free(&want), results_free(&got);
+        }
+}
+
 /* ---- states ---- */
 enum { WHOLE = 41 };
 
@@ -416,9 +471,8 @@ static void short_periods_are_raised(void **state)
 int main(int argc, char **argv)
 {
     const struct CMUnitTest on_devices[] = {
-        cmocka_unit_test(fast_agrees_with_reference),
-        cmocka_unit_test(steps_equal_forward),
-        cmocka_unit_test(pieces_equal_whole),
+        cmocka_unit_test(fast_agrees_with_reference),  cmocka_unit_test(some_rows_equal_all),
+        cmocka_unit_test(steps_equal_forward),         cmocka_unit_test(pieces_equal_whole),
         cmocka_unit_test(later_tokens_change_nothing),
     };
     const struct CMUnitTest on_cpu[] = {

@@ -107,6 +107,35 @@ static void gradients_are_slopes(void **state)
     }
 }
 
+/* The last layer at the labelled rows alone, and at all rows. */
+static void wanted_rows_equal_all(void **state)
+{
+    (void)state;
+    for (int m = 0; m < MODELS; m++)
+        for (int kind = CASE_REF_F64; kind <= CASE_FAST_F64; kind++) {
+            blurry_model *some = model_open((case_device)kind, models[m], 1),
+                         *all = model_open((case_device)kind, models[m], 1);
+            model_batch b;
+            blurry_outputs out = {0}, expected = {0};
+            model_stir(some, 5), model_stir(all, 5);
+            model_batch_draw(&b, some, 3, 12, 2);
+            assert_true(some->net.picks && b.batch.row_count <= mixer_rows_most(3 * 12));
+            all->net.picks = 0;
+            assert_ok(blurry_model_gradient(some, &b.batch, 0.1, 0, &out));
+            assert_ok(blurry_model_gradient(all, &b.batch, 0.1, 0, &expected));
+            assert_true(fabs(out.loss - expected.loss) <= 1e-13 * expected.loss);
+            for (int64_t k = 0; k < all->parameter_count; k++) {
+                double *a = gradient_of(some, k), *e = gradient_of(all, k);
+                double error = relative_error(a, e, all->parameter[k].elements);
+                if (!(error <= 1e-12))
+                    fail_msg("%s, %s, %s: relative error %g", models[m], case_device_name[kind],
+                             all->parameter[k].name, error);
+                free(a), free(e);
+            }
+            blurry_model_destroy(&some), blurry_model_destroy(&all);
+        }
+}
+
 /* ---- devices ---- */
 static void fast_agrees_with_reference(void **state)
 {
@@ -299,13 +328,10 @@ static void dropout_gradient_is_slope(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(gradients_are_slopes),
-        cmocka_unit_test(fast_agrees_with_reference),
-        cmocka_unit_test(threads_change_nothing),
-        cmocka_unit_test(accumulation_is_a_sum),
-        cmocka_unit_test(outputs_agree),
-        cmocka_unit_test(dropout_depends_on_draw),
-        cmocka_unit_test(dropout_gradient_is_slope),
+        cmocka_unit_test(gradients_are_slopes),       cmocka_unit_test(wanted_rows_equal_all),
+        cmocka_unit_test(fast_agrees_with_reference), cmocka_unit_test(threads_change_nothing),
+        cmocka_unit_test(accumulation_is_a_sum),      cmocka_unit_test(outputs_agree),
+        cmocka_unit_test(dropout_depends_on_draw),    cmocka_unit_test(dropout_gradient_is_slope),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -240,6 +240,12 @@ static void forward_calls(void **state)
     const char *texts[] = {"offsets[0] is 1", "offsets[2] is 4",  "offsets[2] is 21", "offsets[1] is -1",
                            "offsets[2] is",   "offsets[0] is -1", "offsets[2] is 4"};
     for (int i = 0; i < 7; i++) REFUSE(a.offsets = offsets[i], texts[i]);
+    static const int64_t rows[][2] = {{-1, 3}, {3, 3}, {4, 2}, {0, 20}, {INT64_MIN, INT64_MAX}};
+    const char *row_texts[] = {"rows[0] is -1", "rows[1] is 3", "rows[1] is 2", "rows[1] is 20",
+                               "rows[0] is -9223372036854775808"};
+    for (int i = 0; i < 5; i++) REFUSE((a.rows = rows[i], a.row_count = 2), row_texts[i]);
+    REFUSE((a.rows = rows[0], a.row_count = -1), "row_count is -1");
+    REFUSE((a.rows = rows[0], a.row_count = 21), "row_count is 21");
     assert_fails(blurry_attn_forward(NULL, &(blurry_attn_forward_args){0}), BLURRY_E_INVALID, "plan is NULL");
     assert_fails(blurry_attn_forward(b.plan, NULL), BLURRY_E_INVALID, "args is NULL");
     blurry_attn_forward_args a = forward_args(&b);
@@ -266,8 +272,8 @@ static void backward_calls(void **state)
     struct {
         const char *text;
         blurry_attn_backward_args a;
-    } cases[14];
-    for (int i = 0; i < 14; i++) cases[i].a = good;
+    } cases[15];
+    for (int i = 0; i < 15; i++) cases[i].a = good;
     int n = 0;
     cases[n].text = "d_o is NULL", cases[n++].a.d_o = NULL;
     cases[n].text = "d_q is NULL", cases[n++].a.d_q = NULL;
@@ -283,6 +289,8 @@ static void backward_calls(void **state)
     cases[n].text = "d_q at", cases[n++].a.d_q = (void *)(uintptr_t)b.q;
     cases[n].text = "d_period is at", cases[n++].a.d_period = (double *)((char *)b.d_slots[0] + 4);
     cases[n].text = "offsets[0] is 20", cases[n++].a.offsets = &b.offsets[2];
+    static const int64_t descending[] = {4, 2};
+    cases[n].text = "rows[1] is 2", cases[n].a.rows = descending, cases[n++].a.row_count = 2;
     for (int i = 0; i < n; i++) {
         assert_fails(blurry_attn_backward(b.plan, &cases[i].a), BLURRY_E_INVALID, cases[i].text);
         assert_untouched(b.d_q, 640);

@@ -5,6 +5,7 @@
 
 #include <math.h>
 #include <stdlib.h>
+#include <string.h>
 
 static uint64_t draw_state;
 
@@ -92,6 +93,79 @@ static void random_shapes(void **state)
     check(0, TEST_EMULATED ? 10 : 210);
 }
 
+/* ---- outputs of some tokens only ---- */
+/* Rows of `all` [tokens, width] that the case wants. */
+static void pick(const op_case *c, int64_t width, const double *from, double *to)
+{
+    for (int64_t i = 0; i < c->row_count; i++)
+        memcpy(to + i * width, from + c->rows[i] * width, (size_t)width * sizeof(double));
+}
+
+/* Equal to all outputs, of which only the wanted rows have a gradient. */
+static void check_rows(const op_case *c, const op_variant *variants, int n)
+{
+    static const op_variant reference = {BLURRY_F64, 1, CPU_ISA_BASE};
+    op_case whole = *c;
+    whole.rows = NULL, whole.row_count = 0;
+    op_tensors every, want, got;
+    op_tensors_init(&whole, &every);
+    op_tensors_init(&whole, &want); /* larger than needed; the same inputs but for q and d_o */
+    op_tensors_init(&whole, &got);
+    int64_t q = c->H * c->Dk, o = c->H * c->Dv, tokens = op_tokens(c);
+    pick(c, q, every.q, want.q), pick(c, o, every.d_o, want.d_o);
+    pick(c, q, every.q, got.q), pick(c, o, every.d_o, got.d_o);
+    memset(every.d_o, 0, (size_t)(tokens * o) * sizeof(double));
+    for (int64_t i = 0; i < c->row_count; i++)
+        memcpy(every.d_o + c->rows[i] * o, want.d_o + i * o, (size_t)o * sizeof(double));
+    op_run(&whole, &reference, &every);
+    pick(c, o, every.o, every.o), pick(c, q, every.d_q, every.d_q); /* rows move towards the start */
+    op_run(c, &reference, &want);
+    op_compare(c, &reference, &want, &every, OP_FORWARD | OP_GRADIENTS);
+    for (int v = 0; v < n; v++) {
+        op_run(c, &variants[v], &got);
+        op_compare(c, &variants[v], &got, &want, OP_FORWARD | OP_GRADIENTS | OP_CONDITIONED);
+    }
+    op_tensors_free(&every);
+    op_tensors_free(&want);
+    op_tensors_free(&got);
+}
+
+/* On CUDA there is no such thing yet, and it says so. */
+static void refuse_rows(const op_variant *variant)
+{
+    static const int64_t rows[] = {3};
+    op_case c = {.B = 1, .L = 10, .H = 1, .Hkv = 1, .Dk = 8, .Dv = 8, .M = 4, .period = {14}};
+    blurry_attn_plan *plan = op_plan(&c, variant, 0);
+    size_t bytes = blurry_attn_forward_workspace(plan);
+    void *workspace = op_guarded(bytes);
+    assert_fails(blurry_attn_forward(plan, &(blurry_attn_forward_args){.workspace = workspace,
+                                                                       .workspace_bytes = bytes,
+                                                                       .rows = rows,
+                                                                       .row_count = 1}),
+                 BLURRY_E_UNSUPPORTED, "rows is not NULL");
+    op_guarded_free(workspace);
+    blurry_attn_plan_destroy(&plan);
+}
+
+static void some_rows(void **state)
+{
+    (void)state;
+    op_variant all[16];
+    int n = op_variants(all, 16, 0);
+    for (int v = 0; v < n && TEST_ON_CUDA; v++) refuse_rows(&all[v]);
+    for (int i = 0; i < 35 && !TEST_ON_CUDA; i++) {
+        draw_state = (uint64_t)i * 7000003;
+        op_case c = draw_case(5000 + i);
+        int64_t tokens = op_tokens(&c), one_in = (int64_t[]){1, 2, 8, 40, 1 << 20}[i % 5];
+        int64_t *rows = calloc((size_t)tokens + 1, sizeof *rows);
+        for (int64_t t = 0; t < tokens; t++)
+            if (draw(1, one_in) == 1) rows[c.row_count++] = t;
+        c.rows = rows;
+        check_rows(&c, all, n);
+        free(rows);
+    }
+}
+
 /* Shapes around the sizes of blocks, chunks and vectors. */
 static void edges(void **state)
 {
@@ -135,6 +209,7 @@ int main(void)
         check(atoi(first), atoi(count));
         return 0;
     }
-    const struct CMUnitTest tests[] = {cmocka_unit_test(random_shapes), cmocka_unit_test(edges)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(random_shapes), cmocka_unit_test(edges),
+                                       cmocka_unit_test(some_rows)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -31,6 +31,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(ops_products),
         cmocka_unit_test(ops_norms),
         cmocka_unit_test(ops_embedding),
+        cmocka_unit_test(ops_rows),
         cmocka_unit_test(ops_head),
         cmocka_unit_test(ops_optimiser),
         cmocka_unit_test(ops_rope),

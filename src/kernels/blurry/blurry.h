@@ -43,6 +43,35 @@ typedef struct bla_sequence {
     int64_t position; /* absolute position of its first token */
 } bla_sequence;
 
+/* Queries are [N, H, Dk] and results [N, H, Dv], one row per token; or, where `rows` is given, one row per
+ * listed token: q, o, d_o and d_q are [n_rows, H, D], row i belongs to token rows[i] (ascending, of all
+ * sequences together), and the other tokens are written but not read. CPU only. */
+typedef struct bla_rows {
+    const int64_t *rows; /* NULL: all tokens */
+    int64_t n_rows;
+} bla_rows;
+
+/* The first row whose token is not before `token`. */
+static inline int64_t bla_rows_from(const bla_rows *list, int64_t token)
+{
+    int64_t from = 0, to = list->n_rows;
+    while (list->rows && from < to) {
+        int64_t middle = from + (to - from) / 2;
+        if (list->rows[middle] < token)
+            from = middle + 1;
+        else
+            to = middle;
+    }
+    return list->rows ? from : token;
+}
+
+/* The row of a token: -1 where it has none. */
+static inline int64_t bla_row_of(const bla_rows *list, int64_t token)
+{
+    int64_t row = bla_rows_from(list, token);
+    return !list->rows || (row < list->n_rows && list->rows[row] == token) ? row : -1;
+}
+
 /* Slots of all sequences: K of sequence b is at k + b*stride elements, shaped [Hkv, S, Dk]; V likewise. NULL
  * k: absent (zero on entry, not wanted on exit). Entry and exit may be the same memory. */
 typedef struct bla_slots {
@@ -55,6 +84,7 @@ typedef struct bla_forward {
     int64_t n_sequences;
     const void *q, *k, *v;
     void *o;
+    bla_rows rows;
     bla_slots in, out;
     void *saved;            /* NULL or saved_bytes */
     void *workspace;        /* forward_workspace bytes, aligned to 64 */
@@ -68,6 +98,7 @@ typedef struct bla_backward {
     const bla_sequence *sequences;
     int64_t n_sequences;
     const void *q, *k, *v, *d_o;
+    bla_rows rows;         /* as in forward */
     bla_slots in;          /* as in forward */
     const void *saved;     /* from forward, or NULL */
     bla_slots d_out, d_in; /* gradients of the slots on exit (given) and on entry (wanted) */

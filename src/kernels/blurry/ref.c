@@ -167,12 +167,13 @@ static void forward_task(void *context, int64_t task, int worker)
         weights(s, s->period[h], t, phi, NULL);
         write_token(s, phi, (const real *)a->k + (n * s->Hkv + h) * s->Dk, s->Dk, x.k);
         write_token(s, phi, (const real *)a->v + (n * s->Hkv + h) * s->Dv, s->Dv, x.v);
-        for (int64_t g = h * group; g < (h + 1) * group; g++) {
-            read_slots(s, phi, visible, (const real *)a->q + (n * s->H + g) * s->Dk, x.k, &r);
+        int64_t row = bla_row_of(&a->rows, n);
+        for (int64_t g = h * group; g < (h + 1) * group && row >= 0; g++) {
+            read_slots(s, phi, visible, (const real *)a->q + (row * s->H + g) * s->Dk, x.k, &r);
             memset(sum, 0, (size_t)s->Dv * sizeof *sum);
             for (int64_t j = 0; j < s->S; j++)
                 for (int64_t d = 0; d < s->Dv; d++) sum[d] += r.weight[j] * x.v[j * s->Dv + d];
-            store((real *)a->o + (n * s->H + g) * s->Dv, sum, s->Dv);
+            store((real *)a->o + (row * s->H + g) * s->Dv, sum, s->Dv);
         }
     }
     if (!a->out.k) return;
@@ -349,10 +350,11 @@ static void backward_token(const bla_shape *s, const bla_backward *a, int64_t b,
     int64_t visible = visible_slots(s->S, s->period[h], t);
     weights(s, s->period[h], t, w->phi, w->dphi_dT);
     memset(w->d_phi, 0, 2 * (size_t)s->S * sizeof(double));
-    for (int64_t g = h * group; g < (h + 1) * group; g++)
-        backward_read(s, visible, (const real *)a->q + (n * s->H + g) * s->Dk,
-                      (const real *)a->d_o + (n * s->H + g) * s->Dv, after,
-                      (real *)a->d_q + (n * s->H + g) * s->Dk, w);
+    int64_t row = bla_row_of(&a->rows, n);
+    for (int64_t g = h * group; g < (h + 1) * group && row >= 0; g++)
+        backward_read(s, visible, (const real *)a->q + (row * s->H + g) * s->Dk,
+                      (const real *)a->d_o + (row * s->H + g) * s->Dv, after,
+                      (real *)a->d_q + (row * s->H + g) * s->Dk, w);
     backward_write(s, (const real *)a->k + (n * s->Hkv + h) * s->Dk, s->Dk, before.k, w->grad.k,
                    (real *)a->d_k + (n * s->Hkv + h) * s->Dk, w);
     backward_write(s, (const real *)a->v + (n * s->Hkv + h) * s->Dv, s->Dv, before.v, w->grad.v,

@@ -64,12 +64,14 @@ static void emit_task(void *context, int64_t task, int worker)
     scratch *s = &r->workers[worker];
     place p = place_of(r, task / z->wave, task % z->wave);
     if (!p.there) return;
+    find_rows(r, &p);
+    if (!p.rows) return;
     chunk c = open_chunk(r, &p, s);
     for (int64_t i = 0; i < z->group; i++) {
         int64_t head = p.h * z->group + i;
         pack_head(r, &p, head, s);
         emit_head(&c);
-        unpack_rows(p.n, shape->Dv, s->o, z->ldv, 1, r->o + (p.first * shape->H + head) * shape->Dv,
+        unpack_rows(p.rows, shape->Dv, s->o, z->ldv, 1, r->o + (p.row0 * shape->H + head) * shape->Dv,
                     shape->H * shape->Dv);
     }
 }
@@ -99,6 +101,7 @@ static void forward(const bla_shape *shape, const void *prepared, const bla_forw
              .k = args->k,
              .v = args->v,
              .o = args->o,
+             .rows = args->rows,
              .in = args->in,
              .out = args->out};
     carver m = {.base = args->workspace};
@@ -155,6 +158,7 @@ static void backward(const bla_shape *shape, const void *prepared, const bla_bac
              .k = args->k,
              .v = args->v,
              .d_o = args->d_o,
+             .rows = args->rows,
              .d_q = args->d_q,
              .d_k = args->d_k,
              .d_v = args->d_v,

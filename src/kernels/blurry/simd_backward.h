@@ -11,8 +11,8 @@
 /* What the probabilities' gradient gives: rows of weights and of logit gradients, plain and split by decay.
  */
 typedef struct head_gradient {
-    const real *w, *w_before, *w_own;    /* [n, lds] */
-    const real *dx, *dx_before, *dx_own; /* [n, lds] */
+    const real *w, *w_before, *w_own;    /* [rows, lds] */
+    const real *dx, *dx_before, *dx_own; /* [rows, lds] */
 } head_gradient;
 
 static void softmax_backward_row(const layout *z, const real *p, real *d)
@@ -36,14 +36,14 @@ static head_gradient gradient_of_logits(const chunk *c)
         correlate_rows(c, s->p, s->w);
         against_slots(c, c->shape->Dv, s->d_o, z->ldv, s->VT, s->v_t, s->d_mix, NULL, s->dw);
         correlate_rows(c, s->dw, s->z);
-        for (int64_t t = 0; t < c->n; t++) softmax_backward_row(z, s->p + t * z->lds, s->z + t * z->lds);
+        for (int64_t i = 0; i < c->rows; i++) softmax_backward_row(z, s->p + i * z->lds, s->z + i * z->lds);
         correlate_rows(c, s->z, s->dp);
         g.w = g.w_before = g.w_own = s->w;
         g.dx = g.dx_before = g.dx_own = s->dp;
         return g;
     }
     against_slots(c, c->shape->Dv, s->d_o, z->ldv, s->VT, s->v_t, s->d_mix, s->y, s->dp);
-    for (int64_t t = 0; t < c->n; t++) softmax_backward_row(z, s->p + t * z->lds, s->dp + t * z->lds);
+    for (int64_t i = 0; i < c->rows; i++) softmax_backward_row(z, s->p + i * z->lds, s->dp + i * z->lds);
     g.w = g.w_before = g.w_own = s->p;
     g.dx = g.dx_before = g.dx_own = s->dp;
     if (c->ct.b) {
@@ -55,35 +55,36 @@ static head_gradient gradient_of_logits(const chunk *c)
     return g;
 }
 
-/* One query head: s->dq [n, ldk] set; s->dk, s->dv and the state gradient's increment, d_K [S, ldk] and d_V
- * [S, ldv], accumulated unless `first`. */
+/* One query head: s->dq [rows, ldk] set; s->dk, s->dv and the state gradient's increment, d_K [S, ldk] and
+ * d_V [S, ldv], accumulated unless `first`. */
 static void differentiate_head(const chunk *c, real *increment, int first)
 {
     scratch *s = c->s;
     const layout *z = c->z;
-    int64_t n = c->n, S = c->shape->S;
+    int64_t rows = c->rows, S = c->shape->S;
     head_gradient g = gradient_of_logits(c);
     onto_tokens(c, g.dx, g.dx_own, s->d_mix);
-    if (!c->empty) tile_gemm(n, z->Dkp, S, (tile_a){g.dx_before, z->lds, 1}, s->K, z->ldk, s->dq, z->ldk, 0);
-    tile_gemm_lower_a(n, z->Dkp, n, (tile_a){s->d_mix, z->ldc, 1}, s->k, z->ldk, s->dq, z->ldk, !c->empty);
-    tile_gemm_upper_a(n, z->Dkp, n, (tile_a){s->d_mix, 1, z->ldc}, s->q, z->ldk, s->dk, z->ldk, !first);
+    if (!c->empty)
+        tile_gemm(rows, z->Dkp, S, (tile_a){g.dx_before, z->lds, 1}, s->K, z->ldk, s->dq, z->ldk, 0);
+    rows_from_tokens(c, z->Dkp, s->d_mix, s->k, z->ldk, s->dq, z->ldk, !c->empty);
+    tokens_from_rows(c, z->Dkp, s->d_mix, s->q, z->ldk, s->dk, z->ldk, !first);
     onto_tokens(c, g.w, g.w_own, s->mix);
-    tile_gemm_upper_a(n, z->Dvp, n, (tile_a){s->mix, 1, z->ldc}, s->d_o, z->ldv, s->dv, z->ldv, !first);
+    tokens_from_rows(c, z->Dvp, s->mix, s->d_o, z->ldv, s->dv, z->ldv, !first);
     if (!increment) return;
     real *d_K = increment, *d_V = increment + z->Sp * z->ldk;
-    tile_gemm(S, z->Dkp, n, (tile_a){g.dx_before, 1, z->lds}, s->q, z->ldk, d_K, z->ldk, !first);
-    tile_gemm(S, z->Dvp, n, (tile_a){g.w_before, 1, z->lds}, s->d_o, z->ldv, d_V, z->ldv, !first);
+    tile_gemm(S, z->Dkp, rows, (tile_a){g.dx_before, 1, z->lds}, s->q, z->ldk, d_K, z->ldk, !first);
+    tile_gemm(S, z->Dvp, rows, (tile_a){g.w_before, 1, z->lds}, s->d_o, z->ldv, d_V, z->ldv, !first);
 }
 
 /* Packs one query head's q (scaled) and d_o. */
 static void pack_head(const run *r, const place *p, int64_t head, scratch *s)
 {
     const bla_shape *shape = r->shape;
-    pack_rows(p->n, shape->Dk, r->q + (p->first * shape->H + head) * shape->Dk, shape->H * shape->Dk,
+    pack_rows(p->rows, shape->Dk, r->q + (p->row0 * shape->H + head) * shape->Dk, shape->H * shape->Dk,
               (real)shape->scale, s->q, r->z.ldk);
     if (r->d_o)
-        pack_rows(p->n, shape->Dv, r->d_o + (p->first * shape->H + head) * shape->Dv, shape->H * shape->Dv, 1,
-                  s->d_o, r->z.ldv);
+        pack_rows(p->rows, shape->Dv, r->d_o + (p->row0 * shape->H + head) * shape->Dv, shape->H * shape->Dv,
+                  1, s->d_o, r->z.ldv);
 }
 
 /* Starts a chunk for differentiation: the state in the other orientation, and v transposed. */
@@ -101,6 +102,18 @@ static chunk open_chunk_backward(const run *r, const place *p, scratch *s)
     return c;
 }
 
+/* A chunk none of whose tokens is read: so far its tokens and the slots before it have no gradient. */
+static void nothing_read(const run *r, const place *p, real *increment)
+{
+    const bla_shape *shape = r->shape;
+    int64_t k = shape->Hkv * shape->Dk, v = shape->Hkv * shape->Dv;
+    for (int64_t t = p->first; t < p->first + p->n; t++) {
+        memset(r->d_k + t * k + p->h * shape->Dk, 0, (size_t)shape->Dk * sizeof(real));
+        memset(r->d_v + t * v + p->h * shape->Dv, 0, (size_t)shape->Dv * sizeof(real));
+    }
+    if (increment) memset(increment, 0, (size_t)r->z.d_state * sizeof(real));
+}
+
 /* The first half of a chunk's backward pass: everything that does not need the gradient of the slots after
  * it. */
 static void differentiate_task(void *context, int64_t task, int worker)
@@ -111,15 +124,20 @@ static void differentiate_task(void *context, int64_t task, int worker)
     scratch *s = &r->workers[worker];
     place p = place_of(r, task / z->wave, task % z->wave);
     if (!p.there) return;
-    chunk c = open_chunk_backward(r, &p, s);
+    find_rows(r, &p);
     /* The gradient of empty slots is wanted only where the caller asks for it. */
     real *increment = p.index == 0 && !r->d_in.k ? NULL : d_state_at(r, &p);
+    if (!p.rows) {
+        nothing_read(r, &p, increment);
+        return;
+    }
+    chunk c = open_chunk_backward(r, &p, s);
     for (int64_t i = 0; i < z->group; i++) {
         int64_t head = p.h * z->group + i;
         pack_head(r, &p, head, s);
         differentiate_head(&c, increment, i == 0);
-        unpack_rows(p.n, shape->Dk, s->dq, z->ldk, (real)shape->scale,
-                    r->d_q + (p.first * shape->H + head) * shape->Dk, shape->H * shape->Dk);
+        unpack_rows(p.rows, shape->Dk, s->dq, z->ldk, (real)shape->scale,
+                    r->d_q + (p.row0 * shape->H + head) * shape->Dk, shape->H * shape->Dk);
     }
     unpack_rows(p.n, shape->Dk, s->dk, z->ldk, 1, r->d_k + (p.first * shape->Hkv + p.h) * shape->Dk,
                 shape->Hkv * shape->Dk);

@@ -4,7 +4,8 @@
 #define BLURRY_KERNELS_BLURRY_SIMD_FORWARD_H
 #include "kernels/blurry/simd_tables.h"
 
-/* A chunk being read: n tokens from `position`, the slots before it, its tables. */
+/* A chunk being read: n tokens from `position`, the slots before it, its tables. Its rows are the queries:
+ * one per token, or one for each token that is wanted; row i reads the slots after token[i], ascending. */
 typedef struct chunk {
     const bla_shape *shape;
     const layout *z;
@@ -12,8 +13,10 @@ typedef struct chunk {
     scratch *s;
     chunk_tables ct;
     int64_t n, position;
-    const real *KT, *V; /* [Dk, lds], [S, ldv] slots before the chunk */
-    int empty;          /* the slots before the chunk are all zero */
+    int64_t rows;         /* 1 .. n */
+    const int64_t *token; /* [rows] */
+    const real *KT, *V;   /* [Dk, lds], [S, ldv] slots before the chunk */
+    int empty;            /* the slots before the chunk are all zero */
 } chunk;
 
 /* to [n, ld] = factor * rows of `from`, zero beyond D and in the rows up to a whole vector. */
@@ -71,60 +74,96 @@ static void correlate(const layout *z, int64_t S, const real *phi, const real *i
 static void correlate_rows(const chunk *c, const real *in, real *out)
 {
     const layout *z = c->z;
-    for (int64_t t = 0; t < c->n; t++)
-        correlate(z, c->shape->S, c->ct.phi + t * z->lds, in + t * z->lds, out + t * z->lds, c->s->keep);
+    for (int64_t i = 0; i < c->rows; i++)
+        correlate(z, c->shape->S, c->ct.phi + c->token[i] * z->lds, in + i * z->lds, out + i * z->lds,
+                  c->s->keep);
 }
 
-/* rows [n, lds] = <left, slot> for every slot at every token: left [n, ldl] against the slots before the
- * chunk, state_t [D, lds], and against the chunk's own tokens, tokens_t [D, ldc]; `inner` [n, ldc] receives
- * <left_t, token_u>, `part` [n, lds] is scratch. The forward pass calls it with q and K, the backward pass
- * with d_o and V. */
+/* ---- products with [rows, tokens] matrices, which are zero where the token comes after the row's ---- */
+/* out [rows, ldc] = a [rows, k] b [k, tokens], zero after each row's token. */
+static void rows_by_tokens(const chunk *c, int64_t k, const real *a, int64_t lda, const real *b, int64_t ldb,
+                           real *out)
+{
+    const layout *z = c->z;
+    for (int64_t i = 0; i < c->rows; i += TILE_ROWS) {
+        int64_t rows = c->rows - i < TILE_ROWS ? c->rows - i : TILE_ROWS;
+        int64_t columns = round_up(c->token[i + rows - 1] + 1, VL);
+        tile_some_rows(rows, columns, k, (tile_a){a + i * lda, lda, 1}, b, ldb, out + i * z->ldc, z->ldc, 0);
+        for (int64_t r = i; r < i + rows; r++)
+            for (int64_t u = c->token[r] + 1; u < z->Cp; u++) out[r * z->ldc + u] = 0;
+    }
+}
+
+/* out [rows, width] (+)= a [rows, ldc] b [tokens, width]. */
+static void rows_from_tokens(const chunk *c, int64_t width, const real *a, const real *b, int64_t ldb,
+                             real *out, int64_t ldo, int accumulate)
+{
+    for (int64_t i = 0; i < c->rows; i += TILE_ROWS) {
+        int64_t rows = c->rows - i < TILE_ROWS ? c->rows - i : TILE_ROWS, reach = c->token[i + rows - 1] + 1;
+        tile_some_rows(rows, width, reach, (tile_a){a + i * c->z->ldc, c->z->ldc, 1}, b, ldb, out + i * ldo,
+                       ldo, accumulate);
+    }
+}
+
+/* out [tokens, width] (+)= a [rows, ldc] transposed, times b [rows, width]. */
+static void tokens_from_rows(const chunk *c, int64_t width, const real *a, const real *b, int64_t ldb,
+                             real *out, int64_t ldo, int accumulate)
+{
+    for (int64_t u = 0, i = 0; u < c->n; u += TILE_ROWS) {
+        while (i < c->rows && c->token[i] < u) i++; /* the first row that sees token u */
+        tile_some_rows(c->n - u, width, c->rows - i, (tile_a){a + i * c->z->ldc + u, 1, c->z->ldc},
+                       b + i * ldb, ldb, out + u * ldo, ldo, accumulate);
+    }
+}
+
+/* rows [rows, lds] = <left, slot> for every slot at every row's token: left [rows, ldl] against the slots
+ * before the chunk, state_t [D, lds], and against the chunk's own tokens, tokens_t [D, ldc]; `inner` [rows,
+ * ldc] receives <left_i, token_u>, `part` [rows, lds] is scratch. The forward pass calls it with q and K, the
+ * backward pass with d_o and V. */
 static void against_slots(const chunk *c, int64_t D, const real *left, int64_t ldl, const real *state_t,
                           const real *tokens_t, real *inner, real *part, real *rows)
 {
     const layout *z = c->z;
-    int64_t n = c->n;
-    tile_gemm_lower_c(n, z->Cp, D, (tile_a){left, ldl, 1}, tokens_t, z->ldc, inner, z->ldc);
-    if (!c->empty) tile_gemm(n, z->Sp, D, (tile_a){left, ldl, 1}, state_t, z->lds, rows, z->lds, 0);
+    rows_by_tokens(c, D, left, ldl, tokens_t, z->ldc, inner);
+    if (!c->empty) tile_gemm(c->rows, z->Sp, D, (tile_a){left, ldl, 1}, state_t, z->lds, rows, z->lds, 0);
     if (!c->ct.b) {
-        tile_gemm_lower_a(n, z->Sp, n, (tile_a){inner, z->ldc, 1}, c->ct.P, z->lds, rows, z->lds, !c->empty);
+        rows_from_tokens(c, z->Sp, inner, c->ct.P, z->lds, rows, z->lds, !c->empty);
         return;
     }
-    tile_gemm_lower_a(n, z->Sp, n, (tile_a){inner, z->ldc, 1}, c->ct.P, z->lds, part, z->lds, 0);
-    for (int64_t t = 0; t < n; t++)
+    rows_from_tokens(c, z->Sp, inner, c->ct.P, z->lds, part, z->lds, 0);
+    for (int64_t i = 0; i < c->rows; i++)
         for (int64_t j = 0; j < z->Sp; j += VL) {
-            int64_t at = t * z->lds + j;
-            vreal sum = v_load(c->ct.c + at) * v_load(part + at);
-            if (!c->empty) sum += v_load(c->ct.b + at) * v_load(rows + at);
+            int64_t at = i * z->lds + j, table = c->token[i] * z->lds + j;
+            vreal sum = v_load(c->ct.c + table) * v_load(part + at);
+            if (!c->empty) sum += v_load(c->ct.b + table) * v_load(rows + at);
             v_store(rows + at, sum);
         }
     for (int64_t a = 0; a < c->ct.n_awkward; a++) {
         int64_t j = c->ct.awkward[a];
         awkward_weights(z, &c->ct, j, c->s->W);
-        for (int64_t t = 0; t < n; t++) {
+        for (int64_t i = 0; i < c->rows; i++) {
             vreal sum = v_zero();
-            for (int64_t u = 0; u <= t; u += VL)
-                sum += v_load(inner + t * z->ldc + u) * v_load(c->s->W + t * z->ldc + u);
-            rows[t * z->lds + j] += v_sum(sum);
+            for (int64_t u = 0; u <= c->token[i]; u += VL)
+                sum += v_load(inner + i * z->ldc + u) * v_load(c->s->W + c->token[i] * z->ldc + u);
+            rows[i * z->lds + j] += v_sum(sum);
         }
     }
 }
 
-/* mix [n, ldc] = the weight with which row t's slot weights reach token u of the chunk: scaled [n, lds] are
- * the slot weights times c, plain the weights themselves. */
+/* mix [rows, ldc] = the weight with which a row's slot weights reach token u of the chunk: scaled [rows, lds]
+ * are the slot weights times c, plain the weights themselves. */
 static void onto_tokens(const chunk *c, const real *plain, const real *scaled, real *mix)
 {
     const layout *z = c->z;
-    tile_gemm_lower_c(c->n, z->Cp, c->shape->S, (tile_a){scaled, z->lds, 1}, c->ct.PT, c->ct.ld_pt, mix,
-                      z->ldc);
+    rows_by_tokens(c, c->shape->S, scaled, z->lds, c->ct.PT, c->ct.ld_pt, mix);
     for (int64_t a = 0; a < c->ct.n_awkward; a++) {
         int64_t j = c->ct.awkward[a];
         awkward_weights(z, &c->ct, j, c->s->W);
-        for (int64_t t = 0; t < c->n; t++) {
-            vreal p = v_set1(plain[t * z->lds + j]);
-            for (int64_t u = 0; u <= t; u += VL) {
-                real *at = mix + t * z->ldc + u;
-                v_store(at, v_load(at) + p * v_load(c->s->W + t * z->ldc + u));
+        for (int64_t i = 0; i < c->rows; i++) {
+            vreal p = v_set1(plain[i * z->lds + j]);
+            for (int64_t u = 0; u <= c->token[i]; u += VL) {
+                real *at = mix + i * z->ldc + u;
+                v_store(at, v_load(at) + p * v_load(c->s->W + c->token[i] * z->ldc + u));
             }
         }
     }
@@ -154,7 +193,7 @@ static void softmax_row(const layout *z, const real *logits, int64_t visible, re
     for (int64_t j = 0; j < visible; j += VL) v_store(p + j, v_load(p + j) * share);
 }
 
-/* s->p [n, lds]: the slots' probabilities. s->x holds the logits on the absolute grid's slots; on the
+/* s->p [rows, lds]: the slots' probabilities. s->x holds the logits on the absolute grid's slots; on the
  * relative grid s->y the logits of its own. s->q and s->k_t must be packed. */
 static void probabilities(const chunk *c)
 {
@@ -167,9 +206,9 @@ static void probabilities(const chunk *c)
         logits = s->y;
     }
     int64_t visible = 0;
-    for (int64_t t = 0; t < c->n; t++) {
-        visible = visible_slots(c->w, c->shape->S, c->position + t, visible);
-        softmax_row(z, logits + t * z->lds, visible, s->p + t * z->lds);
+    for (int64_t i = 0; i < c->rows; i++) {
+        visible = visible_slots(c->w, c->shape->S, c->position + c->token[i], visible);
+        softmax_row(z, logits + i * z->lds, visible, s->p + i * z->lds);
     }
 }
 
@@ -177,16 +216,16 @@ static void probabilities(const chunk *c)
 static void split_by_decay(const chunk *c, const real *rows, real *by_b, real *by_c)
 {
     const layout *z = c->z;
-    for (int64_t t = 0; t < c->n; t++)
+    for (int64_t i = 0; i < c->rows; i++)
         for (int64_t j = 0; j < z->Sp; j += VL) {
-            int64_t at = t * z->lds + j;
+            int64_t at = i * z->lds + j, table = c->token[i] * z->lds + j;
             vreal x = v_load(rows + at);
-            v_store(by_b + at, x * v_load(c->ct.b + at));
-            v_store(by_c + at, x * v_load(c->ct.c + at));
+            v_store(by_b + at, x * v_load(c->ct.b + table));
+            v_store(by_c + at, x * v_load(c->ct.c + table));
         }
 }
 
-/* One query head of a chunk: s->o [n, ldv]. s->q, s->k_t, s->v must be packed. */
+/* One query head of a chunk: s->o [rows, ldv]. s->q, s->k_t, s->v must be packed. */
 static void emit_head(const chunk *c)
 {
     scratch *s = c->s;
@@ -202,8 +241,8 @@ static void emit_head(const chunk *c)
     }
     onto_tokens(c, slots, own, s->mix);
     if (!c->empty)
-        tile_gemm(c->n, z->Dvp, c->shape->S, (tile_a){before, z->lds, 1}, c->V, z->ldv, s->o, z->ldv, 0);
-    tile_gemm_lower_a(c->n, z->Dvp, c->n, (tile_a){s->mix, z->ldc, 1}, s->v, z->ldv, s->o, z->ldv, !c->empty);
+        tile_gemm(c->rows, z->Dvp, c->shape->S, (tile_a){before, z->lds, 1}, c->V, z->ldv, s->o, z->ldv, 0);
+    rows_from_tokens(c, z->Dvp, s->mix, s->v, z->ldv, s->o, z->ldv, !c->empty);
 }
 
 /* What a chunk's tokens, s->k and s->v packed, leave in the slots: increment = KT [Dk, lds], V [S, ldv]. */

@@ -107,6 +107,7 @@ typedef struct scratch {
     real *adjoint;            /* [ldk or ldv] */
     double *row, *row_dT;     /* [S] */
     int64_t *awkward;         /* [S] */
+    int64_t *token;           /* [C] the token each row of the chunk reads at */
 } scratch;
 
 static inline scratch scratch_carve(carver *m, const layout *z, int backward)
@@ -122,6 +123,7 @@ static inline scratch scratch_carve(carver *m, const layout *z, int backward)
     s.p = carve(m, rows, z->lds), s.pb = carve(m, rows, z->lds);
     s.keep = carve(m, 1, 2 * z->lds + VL);
     s.awkward = (int64_t *)(void *)carve(m, 2, z->lds);
+    s.token = (int64_t *)(void *)carve(m, 2, rows);
     if (!backward) return s;
     s.d_o = carve(m, rows, z->ldv), s.v_t = carve(m, z->Dvp, z->ldc);
     s.dp = carve(m, rows, z->lds), s.db = carve(m, rows, z->lds), s.d_mix = carve(m, rows, z->ldc);

@@ -9,8 +9,8 @@
 #define BLURRY_KERNELS_BLURRY_SIMD_PERIOD_H
 #include "kernels/blurry/simd_backward.h"
 
-/* d_phi[s, j] += for one of K and V and one slot j. pull [n, lds]: the weights with which each token's read
- * pulls on the slot (d_x or w); left [n, ld]: what it pulls towards (q or d_o); tokens [n, ld]: k or v.
+/* d_phi[s, j] += for one of K and V and one slot j. pull [rows, lds]: the weights with which each row's read
+ * pulls on the slot (d_x or w); left [rows, ld]: what it pulls towards (q or d_o); tokens [n, ld]: k or v.
  * `adjoint` [ld] is the gradient of the slot after the chunk and is carried backwards; `slot` with stride
  * `slot_step`: the slot before it. */
 static void period_slot(const chunk *c, int64_t j, int64_t D, int64_t ld, const real *left, const real *pull,
@@ -26,10 +26,13 @@ static void period_slot(const chunk *c, int64_t j, int64_t D, int64_t ld, const 
                 real old = s ? before[(s - 1) * ld + d] : c->empty ? 0 : slot[d * slot_step];
                 before[s * ld + d] = s ? (1 - f) * old + f * tokens[(s - 1) * ld + d] : old;
             }
-    for (int64_t s = c->n - 1; s >= 0; s--) {
-        real f = c->ct.phi[s * z->lds + j], x = pull[s * z->lds + j], sum = 0;
+    for (int64_t s = c->n - 1, i = c->rows - 1; s >= 0; s--) {
+        real f = c->ct.phi[s * z->lds + j], sum = 0;
+        if (i >= 0 && c->token[i] == s) {
+            for (int64_t d = 0; d < D; d++) adjoint[d] += pull[i * z->lds + j] * left[i * ld + d];
+            i--;
+        }
         for (int64_t d = 0; d < D; d++) {
-            adjoint[d] += x * left[s * ld + d];
             sum += adjoint[d] * (tokens[s * ld + d] - (decay ? before[s * ld + d] : 0));
             if (decay) adjoint[d] *= 1 - f;
         }
@@ -42,11 +45,12 @@ static void period_map(const chunk *c)
 {
     const scratch *s = c->s;
     int64_t S = c->shape->S;
-    for (int64_t t = 0; t < c->n; t++) {
-        int64_t row = t * c->z->lds;
+    for (int64_t n = 0; n < c->rows; n++) {
+        int64_t row = n * c->z->lds;
+        real *d_phi = s->d_phi + c->token[n] * c->z->lds;
         for (int64_t i = 0; i < S; i++)
             for (int64_t j = 0; j < S; j++)
-                s->d_phi[row + (i + j) % S] += s->z[row + j] * s->x[row + i] + s->dw[row + i] * s->p[row + j];
+                d_phi[(i + j) % S] += s->z[row + j] * s->x[row + i] + s->dw[row + i] * s->p[row + j];
     }
 }
 
@@ -57,7 +61,8 @@ static void period_head(const chunk *c, const real *after, int first)
     scratch *s = c->s;
     const layout *z = c->z;
     const bla_shape *shape = c->shape;
-    head_gradient g = gradient_of_logits(c);
+    head_gradient g = {0};
+    if (c->rows) g = gradient_of_logits(c);
     if (shape->relative) period_map(c);
     real *adjoint = s->adjoint;
     for (int64_t j = 0; j < shape->S; j++) {
@@ -79,6 +84,7 @@ static void period_task(void *context, int64_t task, int worker)
     double *to = r->partial + 2 * (p.local * z->wave + p.g);
     to[0] = to[1] = 0;
     if (!p.there || shape->raised[p.h]) return;
+    find_rows(r, &p);
     chunk c = open_chunk_backward(r, &p, s);
     memset(s->d_phi, 0, (size_t)(z->Cp * z->lds) * sizeof(real));
     const real *after = p.last && !r->d_out.k ? NULL : d_state_at(r, &p);

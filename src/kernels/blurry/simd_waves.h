@@ -15,6 +15,7 @@ typedef struct run {
     const bla_sequence *sequences;
     int64_t n_sequences;
     const real *q, *k, *v, *d_o;
+    bla_rows rows;
     real *o, *d_q, *d_k, *d_v;
     bla_slots in, out, d_out, d_in;
     int want_out;
@@ -44,7 +45,8 @@ typedef struct place {
     int64_t local, g;        /* chain within the group, chunk within the wave */
     int64_t index, n, first; /* chunk of the sequence, tokens in it, its first token */
     int64_t position;
-    int last; /* the sequence's last chunk */
+    int last;           /* the sequence's last chunk */
+    int64_t row0, rows; /* find_rows: its rows of q and o */
 } place;
 
 static place place_of(const run *r, int64_t local, int64_t g)
@@ -61,6 +63,13 @@ static place place_of(const run *r, int64_t local, int64_t g)
     p.position = q->position + from;
     p.last = from + p.n == q->count;
     return p;
+}
+
+/* The rows whose tokens lie in the chunk. */
+static void find_rows(const run *r, place *p)
+{
+    p->row0 = bla_rows_from(&r->rows, p->first);
+    p->rows = bla_rows_from(&r->rows, p->first + p->n) - p->row0;
 }
 
 static int64_t chunks_of(const run *r, int64_t b)
@@ -301,6 +310,9 @@ static chunk open_chunk(const run *r, const place *p, scratch *s)
     c.ct = read_tables(shape, z, p->n, phi, phi_t, ld_t, s, s->awkward);
     c.KT = state, c.V = state + z->Dkp * z->lds;
     c.empty = p->index == 0 && !r->in.k;
+    c.rows = p->rows, c.token = s->token;
+    for (int64_t i = 0; i < p->rows; i++)
+        s->token[i] = r->rows.rows ? r->rows.rows[p->row0 + i] - p->first : i;
     pack_rows(p->n, shape->Dk, r->k + (p->first * shape->Hkv + p->h) * shape->Dk, shape->Hkv * shape->Dk, 1,
               s->k, z->ldk);
     pack_rows(p->n, shape->Dv, r->v + (p->first * shape->Hkv + p->h) * shape->Dv, shape->Hkv * shape->Dv, 1,

@@ -11,10 +11,11 @@ typedef struct rope_args {
     int64_t batch, length, heads, dim;
     double base;
     const int64_t *position; /* [batch], NULL: all 0 */
-    void *table;   /* NULL, or [length, dim/2, 2] cosine and sine for positions 0 .. length-1, filled once by
-                      rope_table; used where position is NULL */
-    const void *x; /* [batch, length, heads, dim] */
-    void *y;       /* may be x */
+    void *table; /* NULL, or [length, dim/2, 2] cosine and sine for positions 0 .. length-1, filled once by
+                    rope_table; used where position is NULL */
+    int64_t table_length; /* where position is given: positions below it may be looked up in table as well */
+    const void *x;        /* [batch, length, heads, dim] */
+    void *y;              /* may be x */
     const void *d_y;
     void *d_x; /* may be d_y */
 } rope_args;

@@ -19,17 +19,17 @@ typedef struct rotation {
 static void angles(const rotation *job, int64_t b, int64_t t, int64_t first, int64_t count, real *c, real *s)
 {
     const rope_args *a = job->a;
-    if (a->table && !a->position) {
-        const real *row = (const real *)a->table + (t * (a->dim / 2) + first) * 2;
+    int64_t place = (a->position ? a->position[b] : 0) + t;
+    if (a->table && (!a->position || place < a->table_length)) {
+        const real *row = (const real *)a->table + (place * (a->dim / 2) + first) * 2;
         for (int64_t i = 0; i < count; i++) {
             c[i] = row[2 * i];
             s[i] = row[2 * i + 1] * job->direction;
         }
         return;
     }
-    double position = (double)((a->position ? a->position[b] : 0) + t);
     for (int64_t i = 0; i < count; i++) {
-        double angle = position * rope_frequency(a->base, first + i, a->dim);
+        double angle = (double)place * rope_frequency(a->base, first + i, a->dim);
         c[i] = (real)cos(angle);
         s[i] = (real)sin(angle) * job->direction;
     }
