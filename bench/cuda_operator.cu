@@ -137,7 +137,7 @@ static void run(const bench_case &c)
         (void)cudaFree((void *)b.d_o), (void)cudaFree(b.d_q), (void)cudaFree(b.d_k), (void)cudaFree(b.d_v);
     }
     must(cudaGetLastError(), c.name);
-    printf("%-28s decay=%d fwd %8.4f ms  fwd+bwd %8.4f ms  workspace %5.0f/%5.0f MB saved %5.0f MB%s\n",
+    printf("%-32s decay=%d fwd %8.4f ms  fwd+bwd %8.4f ms  workspace %5.0f/%5.0f MB saved %5.0f MB%s\n",
            c.name, c.decay, forward, both, (double)need_f / 1e6, (double)need_b / 1e6, (double)need_s / 1e6,
            good ? "" : "  NOT FINITE");
     fflush(stdout);
@@ -168,8 +168,15 @@ int main(int count, char **arguments)
         {"linear B1 L16384 H16", BLURRY_BF16, 1, 16384, 16, 64, 64, 2, 0, 1},
         {"linear B1 L262144 H16", BLURRY_BF16, 1, 262144, 16, 64, 64, 2, 0, 1},
         {"linear B1 L1048576 H16", BLURRY_BF16, 1, 1048576, 16, 64, 64, 2, 0, 1},
+        {"f32 B4 L4096 H16 D64 S127", BLURRY_F32, 4, 4096, 16, 64, 64, 2, 0, 1},
         {"f32 B4 L4096 H16 D64 S127", BLURRY_F32, 4, 4096, 16, 64, 64, 2, 1, 1},
-        {"f32 mqar B32 L512 H1 D128", BLURRY_F32, 32, 512, 1, 128, 32, 2, 1, 1},
+        {"f32 real T B4 L4096 H16 D64", BLURRY_F32, 4, 4096, 16, 64, 64, 2.001, 1, 1},
+        {"f32 wide B4 L4096 H16 D128 S63", BLURRY_F32, 4, 4096, 16, 128, 32, 2, 1, 1},
+        {"f32 mqar B32 L512 H1 D128 S63", BLURRY_F32, 32, 512, 1, 128, 32, 2, 0, 1},
+        {"f32 mqar B32 L512 H1 D128 S63", BLURRY_F32, 32, 512, 1, 128, 32, 2, 1, 1},
+        {"f32 slots B4 L4096 H16 D64 S255", BLURRY_F32, 4, 4096, 16, 64, 128, 2, 1, 1},
+        {"bf16 slots B4 L4096 H16 D64 S255", BLURRY_BF16, 4, 4096, 16, 64, 128, 2, 1, 1},
+        {"f32 long B1 L65536 H16 D64 S127", BLURRY_F32, 1, 65536, 16, 64, 64, 2, 1, 1},
     };
     for (const bench_case &c : cases) {
         bool wanted = count < 2;

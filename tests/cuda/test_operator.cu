@@ -60,7 +60,7 @@ static operator_case random_case(uint64_t seed)
     c.T = S * ratios[draw(10)], c.T_step = draw(3) ? 0 : 1.25;
     c.decay = (int)draw(2), c.relative = !c.decay && draw(4) == 0;
     c.position = draw(2) ? 0 : draw(3) ? draw(500) : 1000000000;
-    c.states = (int)draw(2), c.packed = c.B > 1 && draw(3) == 0, c.period = draw(4) == 0;
+    c.states = (int)draw(2), c.packed = c.B > 1 && draw(3) == 0 && c.L > 0, c.period = draw(4) == 0;
     c.seed = seed;
     return c;
 }

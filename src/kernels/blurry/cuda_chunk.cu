@@ -13,6 +13,7 @@ const chunk_kernels *chunk_find(const bla_shape *s, bool is_bf16)
 {
     int64_t widest = s->Dk > s->Dv ? s->Dk : s->Dv;
     if (s->relative || s->S > 256 || widest > 128 || s->Dk % 4 || s->Dv % 4) return NULL;
+    if (s->H > 1 << 16) return NULL; /* 64 tokens within the range of int */
     for (int64_t h = 0; s->decay && h < s->Hkv; h++) {
         bool same = h > 0 && s->period[h] == s->period[h - 1];
         if (!same && fast_gates_range(s->S, s->period[h], CHUNK_GATE_LEAST) < -108) return NULL;
@@ -71,7 +72,7 @@ static __device__ inline float *chunk_caller_slots(const bla_call &c, const bla_
 static __global__ void __launch_bounds__(CHUNK_THREADS)
     chunk_scan_kernel(bla_call c, chunk_run r, int SP, int D, int backwards)
 {
-    const int AHEAD = 8;
+    const int AHEAD = 16;
     int i = blockIdx.x * CHUNK_THREADS + threadIdx.x;
     if (i >= SP * D / 2) return;
     const int side = i / (SP * D / 4), j = i / (D / 4) % SP, d = i % (D / 4) * 4, floats = 2 * SP * D;

@@ -70,7 +70,8 @@ template <typename E>
 static __device__ inline product_matrix<E> chunk_rows(const chunk_place &p, const void *tensor, int64_t heads,
                                                       int64_t head, int width)
 {
-    product_matrix<E> m = {(const E *)tensor + (p.token * heads + head) * width, heads * width, p.n, width};
+    product_matrix<E> m = {(const E *)tensor + (p.token * heads + head) * width, (int)heads * width, p.n,
+                           width};
     return m;
 }
 /* k (side 0) or v, and the like. */
@@ -125,13 +126,16 @@ static __device__ inline void chunk_onto(float *inner, const float *rows, const 
     product_to_tile<true>(inner, product_ld(CHUNK_TOKENS), a);
 }
 
-/* c of row i, as x. */
+/* c of row i, as x; 1 without decay. */
 template <int M>
 static __device__ inline void chunk_c(float (&y)[M], const bla_call &c, const chunk_place &p, int i)
 {
-    const float *from = p.c + (threadIdx.x / 16 * 4 + i) * (16 * M);
+    if (c.decay) {
+        product_row(y, p.c + (threadIdx.x / 16 * 4 + i) * (16 * M));
+    } else {
 #pragma unroll
-    for (int j = 0; j < M; j++) y[j] = c.decay ? from[product_column<M>(j)] : 1.0f;
+        for (int j = 0; j < M; j++) y[j] = 1.0f;
+    }
 }
 
 /* Sums and maxima over the 16 threads of a row. */

@@ -15,9 +15,9 @@ static __device__ inline void chunk_d_logits(float (&y)[4][M], float *weights, f
         float scale[M], w[M], mean = 0.0f;
         float *mine = weights + (threadIdx.x / 16 * 4 + i) * product_ld(16 * M);
         chunk_c(scale, c, p, i);
+        product_row(w, mine);
 #pragma unroll
         for (int j = 0; j < M; j++) {
-            w[j] = mine[product_column<M>(j)];
             y[i][j] *= scale[j];
             mean += w[j] * y[i][j];
         }
@@ -25,8 +25,10 @@ static __device__ inline void chunk_d_logits(float (&y)[4][M], float *weights, f
 #pragma unroll
         for (int j = 0; j < M; j++) {
             y[i][j] = w[j] * (y[i][j] - mean) * c.scale * scale[j];
-            mine[product_column<M>(j)] = w[j] * scale[j];
+            w[j] *= scale[j];
         }
+#pragma unroll
+        for (int j = 0; j < M; j += 4) product_put(mine + product_column<M>(j), w + j, 4);
     }
     product_to_tile<false>(rows, product_ld(16 * M), y);
 }

@@ -20,8 +20,7 @@ static constexpr __host__ __device__ int product_wide(int N)
  * multiples of 4, `at` is aligned for 4 elements. */
 template <typename E> struct product_matrix {
     const E *at;
-    int64_t stride;
-    int rows, columns;
+    int stride, rows, columns;
 };
 
 /* Two slabs, used in turn by all products of a kernel. */
@@ -185,23 +184,7 @@ template <int M> static __device__ inline int product_column(int j)
     return (j / WIDE * 16 + (int)threadIdx.x % 16) * WIDE + j % WIDE;
 }
 
-/* Into a tile [64, 16 M]; CAUSAL: zeros where the column is later than the row. */
-template <bool CAUSAL, int M>
-static __device__ inline void product_to_tile(float *tile, int ld, const float (&c)[4][M])
-{
-    constexpr int WIDE = product_wide(16 * M);
-    const int row = threadIdx.x / 16 * 4;
-#pragma unroll
-    for (int i = 0; i < 4; i++)
-#pragma unroll
-        for (int j = 0; j < M; j += WIDE) {
-            int column = product_column<M>(j);
-            float *to = tile + (row + i) * ld + column;
-#pragma unroll
-            for (int w = 0; w < WIDE; w++) to[w] = CAUSAL && column + w > row + i ? 0.0f : c[i][j + w];
-        }
-}
-
+/* n: 2 or 4. */
 static __device__ inline void product_put(float *to, const float *x, int n)
 {
     if (n == 4)
@@ -213,6 +196,34 @@ static __device__ inline void product_put(bf16 *to, const float *x, int n)
 {
     *(uint32_t *)to = pack_bf16(x[0], x[1]);
     if (n == 4) *((uint32_t *)to + 1) = pack_bf16(x[2], x[3]);
+}
+
+/* Into a tile [64, 16 M]; CAUSAL: zeros where the column is later than the row. */
+template <bool CAUSAL, int M>
+static __device__ inline void product_to_tile(float *tile, int ld, const float (&c)[4][M])
+{
+    constexpr int WIDE = product_wide(16 * M);
+    const int row = threadIdx.x / 16 * 4;
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+#pragma unroll
+        for (int j = 0; j < M; j += WIDE) {
+            int column = product_column<M>(j);
+            float x[WIDE];
+#pragma unroll
+            for (int w = 0; w < WIDE; w++) x[w] = CAUSAL && column + w > row + i ? 0.0f : c[i][j + w];
+            product_put(tile + (row + i) * ld + column, x, WIDE);
+        }
+}
+
+/* A thread's columns of one row, M of them a multiple of 4. */
+template <int M> static __device__ inline void product_row(float (&y)[M], const float *row)
+{
+#pragma unroll
+    for (int j = 0; j < M; j += 4) {
+        float4 x = *(const float4 *)(row + product_column<M>(j));
+        y[j] = x.x, y[j + 1] = x.y, y[j + 2] = x.z, y[j + 3] = x.w;
+    }
 }
 
 /* Rows of a matrix in global memory = (ADD: +=) c. */
