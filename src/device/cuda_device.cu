@@ -1,8 +1,7 @@
 /* The CUDA device: a stream of its own (cuda_stream.h), graphs, and failures in words that name the remedy.
  */
 #include "device/cuda.h"
-#include "device/cuda_stream.h"
-#include "kernels/cuda.h"
+#include "device/cuda_own.h"
 #include "kernels/cuda_blas.h"
 
 extern "C" {
@@ -36,8 +35,7 @@ static blurry_status old_driver(void)
                        driver / 1000, driver % 1000 / 10, runtime / 1000, runtime % 1000 / 10);
 }
 
-/* A status for a failed call; OK for cudaSuccess. */
-static blurry_status cuda_status(cudaError_t error, const char *doing)
+blurry_status cuda_status(cudaError_t error, const char *doing)
 {
     if (error == cudaSuccess) return BLURRY_OK;
     (void)cudaGetLastError(); /* reported here: not again by the next check */
@@ -56,16 +54,22 @@ static blurry_status cuda_status(cudaError_t error, const char *doing)
                        cudaGetErrorString(error), cudaGetErrorName(error));
 }
 
-/* ---- memory ---- */
-static cuda_stream *own_of(device *dev)
+void cuda_keep(device *dev, cudaError_t error, const char *doing)
 {
-    return (cuda_stream *)dev->own;
+    blurry_status status = cuda_status(error, doing);
+    if (status != BLURRY_OK) device_fail(dev, status, blurry_last_error());
+}
+
+/* ---- memory ---- */
+static cuda_stream *stream_of(device *dev)
+{
+    return &cuda_own_of(dev)->stream;
 }
 
 static blurry_status cuda_alloc(device *dev, size_t bytes, const char *what, void **memory)
 {
     size_t available = 0, total = 0;
-    cudaError_t error = cuda_stream_take(own_of(dev), bytes ? bytes : 1, memory);
+    cudaError_t error = cuda_stream_take(stream_of(dev), bytes ? bytes : 1, memory);
     if (error != cudaErrorMemoryAllocation) return cuda_status(error, what);
     (void)cudaMemGetInfo(&available, &total);
     (void)cudaGetLastError();
@@ -77,51 +81,45 @@ static blurry_status cuda_alloc(device *dev, size_t bytes, const char *what, voi
 
 static void cuda_release(device *dev, void *memory)
 {
-    cuda_stream_give(own_of(dev), memory);
+    cuda_stream_give(stream_of(dev), memory);
 }
 
 static blurry_status cuda_upload(device *dev, void *to, const void *from_host, size_t bytes)
 {
-    return cuda_status(cuda_stream_upload(own_of(dev), to, from_host, bytes), "copying to the GPU");
+    return cuda_status(cuda_stream_upload(stream_of(dev), to, from_host, bytes), "copying to the GPU");
 }
 
 static blurry_status cuda_download(device *dev, void *to_host, const void *from, size_t bytes)
 {
-    return cuda_status(cuda_stream_download(own_of(dev), to_host, from, bytes), "copying from the GPU");
-}
-
-/* Operations cannot return a status: what goes wrong is kept for device_sync. */
-static void keep(device *dev, cudaError_t error, const char *doing)
-{
-    blurry_status status = cuda_status(error, doing);
-    if (status != BLURRY_OK) device_fail(dev, status, blurry_last_error());
+    return cuda_status(cuda_stream_download(stream_of(dev), to_host, from, bytes), "copying from the GPU");
 }
 
 static void cuda_copy(device *dev, void *to, const void *from, size_t bytes)
 {
-    keep(dev, cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, own_of(dev)->queue),
-         "copying on the GPU");
+    cuda_keep(dev, cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream_of(dev)->queue),
+              "copying on the GPU");
 }
 
 static void cuda_zero(device *dev, void *memory, size_t bytes)
 {
-    keep(dev, cuda_stream_zero(own_of(dev), memory, bytes), "clearing memory on the GPU");
+    cuda_keep(dev, cuda_stream_zero(stream_of(dev), memory, bytes), "clearing memory on the GPU");
 }
 
 static blurry_status cuda_wait(device *dev)
 {
-    keep(dev, cudaGetLastError(), "starting a kernel on the GPU");
-    keep(dev, cuda_stream_wait(own_of(dev)), "running a kernel on the GPU");
+    cuda_keep(dev, cudaGetLastError(), "starting a kernel on the GPU");
+    cuda_keep(dev, cuda_stream_wait(stream_of(dev)), "running a kernel on the GPU");
     const char *product = dev->run.blas ? cuda_blas_take_failure(dev->run.blas) : NULL;
     if (product) device_fail(dev, BLURRY_E_DEVICE, product);
+    cuda_side_check(dev);
     return BLURRY_OK;
 }
 
 /* ---- graphs ---- */
 static blurry_status cuda_capture_begin(device *dev)
 {
-    keep(dev, cudaGetLastError(), "starting a kernel on the GPU");
-    return cuda_status(cudaStreamBeginCapture(own_of(dev)->queue, cudaStreamCaptureModeThreadLocal),
+    cuda_keep(dev, cudaGetLastError(), "starting a kernel on the GPU");
+    return cuda_status(cudaStreamBeginCapture(stream_of(dev)->queue, cudaStreamCaptureModeThreadLocal),
                        "recording a step");
 }
 
@@ -129,7 +127,7 @@ static blurry_status cuda_capture_end(device *dev, device_graph **graph)
 {
     cudaGraph_t recorded = NULL;
     void *memory = NULL;
-    STATUS_TRY(cuda_status(cudaStreamEndCapture(own_of(dev)->queue, &recorded), "recording a step"));
+    STATUS_TRY(cuda_status(cudaStreamEndCapture(stream_of(dev)->queue, &recorded), "recording a step"));
     blurry_status status = memory_alloc(&memory, 1, sizeof(device_graph), "graph");
     if (status == BLURRY_OK) {
         *graph = (device_graph *)memory;
@@ -145,7 +143,7 @@ static blurry_status cuda_capture_end(device *dev, device_graph **graph)
 
 static blurry_status cuda_graph_run(device *dev, device_graph *graph)
 {
-    cuda_stream *own = own_of(dev);
+    cuda_stream *own = stream_of(dev);
     cudaError_t error = cuda_stream_make_room(own);
     if (error == cudaSuccess) error = cudaGraphLaunch(graph->exec, own->queue);
     if (error == cudaSuccess) error = cuda_stream_mark(own);
@@ -167,19 +165,20 @@ static void cuda_mqar(device *dev, const mqar_args *a)
 /* ---- opening and closing ---- */
 static void cuda_close(device *dev)
 {
-    cuda_stream *own = own_of(dev);
+    struct cuda_own *own = cuda_own_of(dev);
     if (!own) return;
+    cuda_side_destroy(dev);
     cuda_blas_destroy(dev->run.blas);
-    cuda_stream_close(own);
+    cuda_stream_close(&own->stream);
     (void)cudaGetLastError();
     memory_free(own);
     dev->own = NULL;
 }
 
 static const device_backend cuda_backend = {
-    cuda_close,     cuda_alloc,         cuda_release, cuda_upload,        cuda_download,
-    cuda_copy,      cuda_zero,          cuda_wait,    cuda_capture_begin, cuda_capture_end,
-    cuda_graph_run, cuda_graph_destroy, cuda_mqar};
+    cuda_close,     cuda_alloc,         cuda_release, cuda_upload,         cuda_download,
+    cuda_copy,      cuda_zero,          cuda_wait,    cuda_capture_begin,  cuda_capture_end,
+    cuda_graph_run, cuda_graph_destroy, cuda_mqar,    &cuda_side_functions};
 
 __global__ void probe_kernel(int *seen)
 {
@@ -203,9 +202,11 @@ static blurry_status check_gpu(void)
     return BLURRY_OK;
 }
 
-static blurry_status open_stream(device *dev, cuda_stream *own, int tf32)
+static blurry_status open_stream(device *dev, int tf32)
 {
     char message[192] = "";
+    cuda_stream *own = stream_of(dev);
+    cuda_own_of(dev)->tf32 = tf32;
     STATUS_TRY(cuda_status(cuda_stream_open(own), "opening a stream"));
     dev->run.stream = own->queue;
     int *seen = (int *)own->pinned; /* pinned memory is visible to kernels */
@@ -227,11 +228,11 @@ blurry_status device_cuda_open(device *dev, const device_options *options)
                            "reference is 1: the reference runs on the cpu, use device=cpu");
     STATUS_TRY(check_gpu());
     dev->ops = device_cuda_table(options->dtype);
-    STATUS_TRY(memory_alloc(&memory, 1, sizeof(cuda_stream), "CUDA device"));
+    STATUS_TRY(memory_alloc(&memory, 1, sizeof(struct cuda_own), "CUDA device"));
     dev->own = memory;
     dev->element = options->dtype == BLURRY_BF16 ? 2 : sizeof(float);
     dev->param_element = dev->stat_element = sizeof(float);
-    blurry_status status = open_stream(dev, (cuda_stream *)memory, options->tf32);
+    blurry_status status = open_stream(dev, options->tf32);
     if (status == BLURRY_OK)
         dev->backend = &cuda_backend;
     else

@@ -101,6 +101,8 @@ blurry_status device_create(device **dev, const device_options *options)
     d->dtype = options->dtype;
     d->threads = options->threads ? options->threads : threads_default();
     blurry_status status = d->kind == DEVICE_CPU ? cpu_open(d, options) : device_cuda_open(d, options);
+    d->one_queue = options->one_queue;
+    d->run.early = options->early_starts;
     d->run.threads = d->threads;
     d->run.element = d->element;
     int64_t scratch =
@@ -189,6 +191,40 @@ int device_makes_mqar(const device *dev)
 void device_mqar(device *dev, const mqar_args *a)
 {
     dev->backend->mqar(dev, a);
+}
+
+/* ---- work beside ---- */
+blurry_status device_side_reserve(device *dev, size_t handed)
+{
+    return dev->backend->side && !dev->one_queue ? dev->backend->side->reserve(dev, handed) : BLURRY_OK;
+}
+
+void device_side_open(device *dev)
+{
+    if (dev->backend->side) dev->backend->side->open(dev);
+}
+
+void device_side_mark(device *dev, int slot)
+{
+    if (dev->run.side) dev->backend->side->mark(dev, slot);
+}
+
+void device_side_wait(device *dev, int slot)
+{
+    if (dev->run.side) dev->backend->side->wait(dev, slot);
+}
+
+void device_side_close(device *dev)
+{
+    if (dev->run.side) dev->backend->side->close(dev);
+}
+
+const kernel_run *device_side_run(device *dev)
+{
+    kernel_side *side = dev->run.side;
+    if (!side) return &dev->run;
+    side->fork(side);
+    return &side->run;
 }
 
 /* ---- graphs ---- */

@@ -2,8 +2,9 @@
  * fast CPU tables per instruction set, and CUDA tables. Arguments and contracts of the operations are in
  * src/kernels/<op>/<op>.h, their list in ops.def; kernels/kernel.h has the rules they share.
  *
- * A device runs one operation at a time, in call order, and is used by one thread at a time. Several devices
- * may be used at once, each by its own thread: a CUDA device has its own stream, scratch and products. */
+ * A device runs operations in call order, one at a time but for device_side_open, and is used by one thread
+ * at a time. Several devices may be used at once, each by its own thread: a CUDA device has its own stream,
+ * scratch and products. */
 #ifndef BLURRY_DEVICE_H
 #define BLURRY_DEVICE_H
 #include "base/cpu.h"
@@ -60,7 +61,17 @@ typedef struct device_backend {
     blurry_status (*graph_run)(device *dev, device_graph *graph);
     void (*graph_destroy)(device_graph **graph);
     void (*mqar)(device *dev, const mqar_args *a); /* NULL: samples are made on the host */
+    const struct device_side *side;                /* NULL: there is one queue */
 } device_backend;
+
+/* A second queue, of backends that have one: see device_side_open. */
+typedef struct device_side {
+    blurry_status (*reserve)(device *dev, size_t handed);
+    void (*open)(device *dev);
+    void (*mark)(device *dev, int slot);
+    void (*wait)(device *dev, int slot);
+    void (*close)(device *dev);
+} device_side;
 
 struct device {
     device_kind kind;
@@ -72,6 +83,7 @@ struct device {
     kernel_run run; /* first argument of every operation */
     const device_ops *ops;
     const device_backend *backend;
+    int one_queue;         /* whether device_side_reserve does nothing */
     void *own;             /* the backend's */
     blurry_status failure; /* the first failure of an operation since the last device_sync */
     char message[256];
@@ -83,6 +95,8 @@ typedef struct device_options {
     int threads;        /* 0: BLURRY_THREADS or the cores available */
     int reference;      /* 1: the reference table; CPU */
     int tf32;           /* 1: CUDA may round the factors of float products to tf32 */
+    int one_queue;      /* 1: no side queue */
+    int early_starts;   /* 1: CUDA kernels are brought onto the chip while the one before them ends */
 } device_options;
 
 /* BLURRY_ISA lowers the fast table's instruction set. */
@@ -123,6 +137,29 @@ blurry_status device_capture_end(device *dev, device_graph **graph);
 blurry_status device_graph_run(device *dev,
                                device_graph *graph); /* in order with operations; does not wait */
 void device_graph_destroy(device *dev, device_graph **graph);
+
+/* ---- work beside ----
+ * Between open and close an accelerator runs two queues. Operations still run in call order, but what they
+ * add to parameters' gradients they may leave to the side queue (kernels/cuda_side.h): that is complete after
+ * close, and until then their inputs must not be overwritten. To use such memory again earlier, mark the end
+ * of the work that reads it and wait for the mark before the first operation that writes:
+ *     device_side_open(dev);
+ *     ... operations that read A ...  device_side_mark(dev, 0);
+ *     ... others ...                  device_side_wait(dev, 0);  ... operations that write A ...
+ *     device_side_close(dev);
+ * All of it may be recorded. On the CPU, and where nothing was reserved, all of this does nothing and work is
+ * done in call order. */
+enum { DEVICE_SIDE_MARKS = 2 };
+/* Makes the side queue, with memory for this many bytes that operations hand over to it between open and
+ * close; what does not fit stays in the main queue. Call while planning. */
+blurry_status device_side_reserve(device *dev, size_t handed);
+void device_side_open(device *dev);
+void device_side_mark(device *dev, int slot);
+void device_side_wait(device *dev, int slot); /* nothing where the slot has no mark since open */
+void device_side_close(device *dev);
+/* For an operation that nothing queued before the next wait or close reads: starts after what is queued so
+ * far, beside what follows. The main run where the side is not open. */
+const kernel_run *device_side_run(device *dev);
 
 /* Training batches of mqar made on the device; NULL in the backend where it cannot. */
 int device_makes_mqar(const device *dev);

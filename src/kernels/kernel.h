@@ -9,7 +9,9 @@
  *      statistics and carried states: on CUDA always float. Norms' mean and rstd, attention's lse and caches,
  *        rope's table, xent's log_prob and logits, state_in and state_out of every operation.
  *    Layouts are row-major, the last index contiguous.
- *  - Gradients of inputs (d_x) are overwritten, gradients of parameters (d_weight ...) are added to.
+ *  - Gradients of inputs (d_x) are overwritten, gradients of parameters (d_weight ...) are added to; where
+ *    the run has a `side`, the latter are complete only after device_side_close, and what the operation read
+ *    may be needed until then (device_side_wait).
  *  - No operation allocates, waits for the host or depends on a value in host memory that may change between
  * two runs of the same plan: what varies from step to step (positions, learning rate, seed) is read from
  * device memory.
@@ -21,15 +23,26 @@
 #include <stdint.h>
 
 /* How to run. Scratch is the device's own and serves one operation at a time; device_reserve makes it large
- * enough when a model is planned. */
+ * enough when a model is planned. `side` is set between device_side_open and device_side_close: an operation
+ * may then leave to it what only adds to parameters' gradients (kernels/cuda_side.h). */
 typedef struct kernel_run {
     int threads;
     void *scratch; /* aligned to 64 */
     size_t scratch_bytes;
-    size_t element;         /* bytes of one activation */
-    void *stream;           /* of an accelerator (cudaStream_t); NULL on the CPU */
-    struct cuda_blas *blas; /* of an accelerator: matrix products, kernels/cuda_blas.h */
+    size_t element;           /* bytes of one activation */
+    void *stream;             /* of an accelerator (cudaStream_t); NULL on the CPU */
+    struct cuda_blas *blas;   /* of an accelerator: matrix products, kernels/cuda_blas.h */
+    struct kernel_side *side; /* NULL: all work stays in this queue */
+    int early;                /* kernels may start before the one in front has ended: cuda_launch_early */
 } kernel_run;
+
+/* A second queue beside a run's own, with its own scratch and products. */
+typedef struct kernel_side {
+    kernel_run run;
+    char *memory; /* for what a run's own queue hands over; a piece is given once between open and close */
+    size_t bytes, used;
+    void (*fork)(struct kernel_side *side); /* what the side gets from now on waits for all queued so far */
+} kernel_side;
 
 /* Memory an operation needs for one shape, in bytes, multiples of 64. `state` is for all sequences of the
  * batch. */

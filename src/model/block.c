@@ -8,15 +8,24 @@
 
 #include "base/status.h"
 
+/* Backward takes the branches (MLP, mixer) from the last to the first. Branch number n works in work[n % 2],
+ * and its norm leaves the gradient of the stream in the other one: the side queue may be reading the own one,
+ * for the weights, until the next branch's norm waits for it. */
 typedef struct block_pass {
     network *net;
     int64_t B, L, rows;
     int64_t wanted; /* rows of hidden; 0: all */
+    int turn;       /* backward: n % 2 */
 } block_pass;
 
 static block_pass pass_of(network *net, int64_t B, int64_t L, int64_t wanted)
 {
-    return (block_pass){net, B, L, B * L, wanted};
+    return (block_pass){net, B, L, B * L, wanted, 0};
+}
+
+static const network_work *own_work(const block_pass *p)
+{
+    return &p->net->work[p->turn];
 }
 
 static int64_t wanted_from(const block_pass *p, int64_t layer)
@@ -33,7 +42,6 @@ static block_pass behind_mixer(const block_pass *p, int64_t layer)
 }
 
 /* ---- norms ---- */
-/* d_residual: the gradient of the stream that passes beside, added to d_x (both may be the same memory). */
 static norm_args norm_of(const block_pass *p, int64_t weight, int64_t bias, const void *x, void *y,
                          void *mean, void *rstd)
 {
@@ -48,7 +56,7 @@ static norm_args norm_of(const block_pass *p, int64_t weight, int64_t bias, cons
                        .mean = mean,
                        .rstd = rstd,
                        .d_y = p->net->d_normed,
-                       .d_x = p->net->d_stream,
+                       .d_x = p->net->work[!p->turn].d_stream,
                        .d_weight = parameter_gradient(model, weight),
                        .d_bias = parameter_gradient(model, bias)};
 }
@@ -62,15 +70,35 @@ static void norm_forward(const block_pass *p, const norm_args *a)
         dev->ops->rmsnorm_forward(&dev->run, a);
 }
 
-/* d_stream = gradient through the norm, plus d_stream itself where the norm stands in a residual branch. */
-static void norm_backward(const block_pass *p, norm_args *a, int residual)
+static void norm_backward(const block_pass *p, const norm_args *a)
 {
     const device *dev = p->net->dev;
-    a->d_residual = residual ? p->net->d_stream : NULL;
     if (p->net->model->settings.norm == SETTINGS_norm_layernorm)
         dev->ops->layernorm_backward(&dev->run, a);
     else
         dev->ops->rmsnorm_backward(&dev->run, a);
+}
+
+/* The last operation of a branch: the stream's gradient is the branch's through its norm plus that of the
+ * stream that passes beside, which has all rows or, with wanted > 0, these alone. */
+static void end_branch(block_pass *p, norm_args *norm, int64_t wanted)
+{
+    network *net = p->net;
+    const void *beside = own_work(p)->d_stream;
+    int64_t d = net->model->width;
+    device_side_wait(net->dev, !p->turn);
+    if (wanted) device_copy(net->dev, net->normed, beside, (size_t)(wanted * d) * net->dev->element);
+    norm->d_residual = wanted ? NULL : beside;
+    norm_backward(p, norm);
+    if (wanted)
+        net->dev->ops->rows_scatter(&net->dev->run, &(rows_args){.count = wanted,
+                                                                 .total = p->rows,
+                                                                 .width = d,
+                                                                 .row = net->rows,
+                                                                 .x = net->normed,
+                                                                 .y = norm->d_x});
+    device_side_mark(net->dev, p->turn);
+    p->turn = !p->turn;
 }
 
 /* Where the normed input of a mixer, of an MLP and the MLP's activations lie: kept per layer or made twice.
@@ -89,7 +117,7 @@ static void *normed2(const block_pass *p, int64_t index)
 
 static void *activated(const block_pass *p, const network_layer *layer)
 {
-    return layer->activated ? layer->activated : p->net->activated;
+    return layer->activated ? layer->activated : own_work(p)->activated;
 }
 
 static norm_args norm1_of(const block_pass *p, int64_t index, const void *x)
@@ -140,8 +168,8 @@ static void mlp_inputs(const block_pass *p, int64_t index, linear_args maps[2], 
     size_t weights = (size_t)(F * d), values = (size_t)(p->rows * F);
     linear_args gate = mlp_map(p, at->mlp_gate, normed2(p, index), layer->gate, d, F);
     linear_args up = mlp_map(p, at->mlp_up, normed2(p, index), layer->up, d, F);
-    gate.d_y = net->d_gate, gate.d_x = net->d_normed;
-    up.d_y = net->d_activated, up.d_x = net->d_normed, up.add_d_x = 1;
+    gate.d_y = own_work(p)->d_gate, gate.d_x = net->d_normed;
+    up.d_y = own_work(p)->d_activated, up.d_x = net->d_normed, up.add_d_x = 1;
     *count = layer->gate ? 2 : 1;
     maps[0] = layer->gate ? gate : up;
     maps[0].add_d_x = 0;
@@ -191,21 +219,22 @@ static void mlp_forward(const block_pass *p, int64_t index)
 /* d_activated -> d_gate and d_activated (now of `up`). */
 static void mlp_activate_backward(const block_pass *p, const network_layer *layer)
 {
-    const network *net = p->net;
-    const device *dev = net->dev;
-    int64_t count = p->rows * net->model->hidden;
+    const device *dev = p->net->dev;
+    const network_work *work = own_work(p);
+    int64_t count = p->rows * p->net->model->hidden;
     if (layer->gate)
-        dev->ops->swiglu_backward(&dev->run, &(swiglu_args){count, layer->gate, layer->up, NULL,
-                                                            net->d_activated, net->d_gate, net->d_activated});
+        dev->ops->swiglu_backward(&dev->run,
+                                  &(swiglu_args){count, layer->gate, layer->up, NULL, work->d_activated,
+                                                 work->d_gate, work->d_activated});
     else
         dev->ops->unary_backward(&dev->run, &(unary_args){.kind = UNARY_GELU,
                                                           .count = count,
                                                           .x = layer->up,
-                                                          .d_y = net->d_activated,
-                                                          .d_x = net->d_activated});
+                                                          .d_y = work->d_activated,
+                                                          .d_x = work->d_activated});
 }
 
-static void mlp_backward(const block_pass *p, int64_t index)
+static void mlp_backward(block_pass *p, int64_t index)
 {
     network *net = p->net;
     const device *dev = net->dev;
@@ -216,7 +245,7 @@ static void mlp_backward(const block_pass *p, int64_t index)
         down = mlp_map(p, at->mlp_down, activated(p, layer), NULL, net->model->hidden, net->model->width);
     int count;
     mlp_inputs(p, index, inputs, &count);
-    down.d_y = net->d_stream, down.d_x = net->d_activated;
+    down.d_y = own_work(p)->d_stream, down.d_x = own_work(p)->d_activated;
     if (!net->keeps_more) {
         norm_forward(p, &norm);
         mlp_activate(p, layer);
@@ -224,7 +253,7 @@ static void mlp_backward(const block_pass *p, int64_t index)
     dev->ops->linear_backward(&dev->run, &down);
     mlp_activate_backward(p, layer);
     for (int i = 0; i < count; i++) dev->ops->linear_backward(&dev->run, &inputs[i]);
-    norm_backward(p, &norm, 1);
+    end_branch(p, &norm, 0);
 }
 
 /* ---- mixer ---- */
@@ -244,11 +273,11 @@ static mixer_pass mixer_of(const block_pass *p, int64_t index)
                         .position = net->carries ? net->position : NULL,
                         .state = layer->state,
                         .saved = layer->saved,
-                        .work = net->mixer_work,
+                        .work = own_work(p)->mixer,
                         .x = normed1(p, index),
                         .y = layer->middle,
                         .residual = block_input(net, index),
-                        .d_y = net->d_stream,
+                        .d_y = own_work(p)->d_stream,
                         .d_x = net->d_normed,
                         .row_count = wanted_from(p, index),
                         .rows = net->rows,
@@ -263,29 +292,13 @@ static void mixer_branch_forward(const block_pass *p, int64_t index)
     pass.layer->config.type->forward(&pass);
 }
 
-/* Through norm1, with the gradient of the stream beside the mixer: d_stream [rows, d], or [wanted, d]. */
-static void norm_backward_at(const block_pass *p, norm_args *norm, int64_t wanted)
-{
-    network *net = p->net;
-    int64_t d = net->model->width;
-    if (wanted) device_copy(net->dev, net->normed, net->d_stream, (size_t)(wanted * d) * net->dev->element);
-    norm_backward(p, norm, !wanted);
-    if (wanted)
-        net->dev->ops->rows_scatter(&net->dev->run, &(rows_args){.count = wanted,
-                                                                 .total = p->rows,
-                                                                 .width = d,
-                                                                 .row = net->rows,
-                                                                 .x = net->normed,
-                                                                 .y = net->d_stream});
-}
-
-static void mixer_branch_backward(const block_pass *p, int64_t index)
+static void mixer_branch_backward(block_pass *p, int64_t index)
 {
     norm_args norm = norm1_of(p, index, block_input(p->net, index));
     mixer_pass pass = mixer_of(p, index);
     if (!p->net->keeps_more) norm_forward(p, &norm);
     pass.layer->config.type->backward(&pass);
-    norm_backward_at(p, &norm, pass.row_count);
+    end_branch(p, &norm, pass.row_count);
 }
 
 /* ---- whole network ---- */
@@ -305,7 +318,8 @@ static embed_args embedding(const block_pass *p, double dropout)
                         .dropout = dropout,
                         .key = net->scalars->key,
                         .y = net->input,
-                        .d_y = net->d_stream,
+                        .saved = net->notes_tokens ? net->token_notes : NULL,
+                        .d_y = own_work(p)->d_stream,
                         .d_weight = parameter_gradient(net->model, at->embed),
                         .d_position_weight = parameter_gradient(net->model, at->position)};
 }
@@ -348,13 +362,17 @@ blurry_status network_forward_to(network *net, int64_t B, int64_t L, int64_t lay
 void network_backward(network *net, int64_t B, int64_t L, int64_t wanted, double dropout)
 {
     block_pass p = pass_of(net, B, L, wanted), end = behind_mixer(&p, net->model->layers - 1);
-    embed_args embed = embedding(&p, dropout);
+    end.turn = 1; /* the final norm leaves its gradient where branch 0 looks for it */
     norm_args last = final_norm(&end);
-    norm_backward(&end, &last, 0);
+    norm_backward(&end, &last);
+    device_side_mark(net->dev, end.turn);
     for (int64_t i = net->model->layers - 1; i >= 0; i--) {
         block_pass behind = behind_mixer(&p, i);
         if (net->model->hidden) mlp_backward(&behind, i);
+        p.turn = behind.turn;
         mixer_branch_backward(&p, i);
     }
+    /* The head's gradient, which may be the embedding's too, is done: the first branch waited for its mark. */
+    embed_args embed = embedding(&p, dropout);
     net->dev->ops->embed_backward(&net->dev->run, &embed);
 }

@@ -176,19 +176,30 @@ static blurry_status upload_scalars(network *net, double scale, uint64_t draw)
     return device_upload(net->dev, net->scalars, &now, sizeof now);
 }
 
-blurry_status network_gradient(network *net, int64_t B, int64_t L, int64_t labels)
+static blurry_status queue_gradient(network *net, int64_t B, int64_t L, int64_t labels)
 {
-    const device *dev = net->dev;
+    device *dev = net->dev;
     double dropout = net->model->settings.dropout;
     int64_t wanted = net->picks && labels <= mixer_rows_most(B * L) ? labels : 0;
     xent_args head = head_of(net, labels, wanted ? wanted : B * L);
     if (wanted) head.row = net->row_order;
     STATUS_TRY(network_forward(net, B, L, wanted, dropout));
     dev->ops->xent_backward(&dev->run, &head);
+    dev->ops->sum(device_side_run(dev), &(reduce_args){.count = labels,
+                                                       .x = net->log_prob,
+                                                       .out = &net->scalars->log_prob_sum});
     network_backward(net, B, L, wanted, dropout);
-    dev->ops->sum(&dev->run,
-                  &(reduce_args){.count = labels, .x = net->log_prob, .out = &net->scalars->log_prob_sum});
     return BLURRY_OK;
+}
+
+blurry_status network_gradient(network *net, int64_t B, int64_t L, int64_t labels)
+{
+    device_side_open(net->dev);
+    net->notes_tokens = 1;
+    blurry_status status = queue_gradient(net, B, L, labels);
+    net->notes_tokens = 0;
+    device_side_close(net->dev);
+    return status;
 }
 
 blurry_status blurry_model_gradient(blurry_model *model, const blurry_batch *batch, double scale,

@@ -27,7 +27,9 @@ static void device_from_settings(const struct settings *s, device_options *optio
                                          : s->precision == SETTINGS_precision_bf16 ? BLURRY_BF16
                                                                                    : BLURRY_F32,
                                 .threads = (int)s->threads,
-                                .tf32 = s->tf32};
+                                .tf32 = s->tf32,
+                                .one_queue = s->overlap == SETTINGS_overlap_none,
+                                .early_starts = s->overlap == SETTINGS_overlap_starts};
 }
 
 static blurry_status build(blurry_model *model, int training, mixer_config *configs,

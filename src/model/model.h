@@ -54,6 +54,14 @@ typedef struct network_scalars {
     double log_prob_sum; /* += the sum of the labels' log-probabilities */
 } network_scalars;
 
+/* What one branch of a layer, its mixer or its MLP, needs at a time; its mixer's and its MLP's share memory.
+ */
+typedef struct network_work {
+    void *d_stream;                         /* [rows, d] gradient of the stream behind the branch */
+    void *mixer;                            /* the mixer's */
+    void *activated, *d_activated, *d_gate; /* [rows, F]; d_gate GELU: unused */
+} network_work;
+
 typedef struct network {
     struct blurry_model *model;
     device *dev;
@@ -68,10 +76,12 @@ typedef struct network {
     void *memory, *states;
     size_t saved_bytes, work_bytes, state_bytes;
     void *input, *mean, *rstd,
-        *hidden; /* [rows, d] embedded tokens, [rows] twice, [rows, d] after the final norm */
-    void *normed, *d_normed, *d_stream;     /* [rows, d] */
-    void *activated, *d_activated, *d_gate; /* [rows, F]; d_gate GELU: unused */
-    void *mixer_work;
+        *hidden;              /* [rows, d] embedded tokens, [rows] twice, [rows, d] after the final norm */
+    void *normed, *d_normed;  /* [rows, d] */
+    network_work work[2];     /* of branches by turns in backward, as the side queue may still read the last
+                                 one's;     the same memory twice where a device has one queue */
+    void *token_notes;        /* the embedding's, from forward to backward */
+    int notes_tokens;         /* whether forward is to write them: backward follows */
     int64_t block;            /* rows whose logits are kept at once */
     void *logits;             /* [block, V] */
     void *log_prob;           /* [rows] */

@@ -13,6 +13,10 @@
 /* A step on states smaller than this is faster on one thread than waking another. */
 enum { SMALL_STATE = 1 << 15 };
 
+/* Norms of a layer, and bytes of what each leaves to the side per column: more would stay in the main queue.
+ */
+enum { SIDE_NORMS = 3, SIDE_PER_COLUMN = 1 << 12 };
+
 enum { LOGITS_AT_ONCE = 1 << 21 }; /* elements of logits handed out at once, at least one row */
 
 blurry_status network_configs(const struct settings *s, mixer_config **configs)
@@ -59,6 +63,7 @@ typedef struct network_plan {
     network *net;
     mixer_cursor saved, work;
     size_t scratch;
+    size_t handed; /* to the side queue in one pass: the head's scratch and the parts of the norms' sums */
 } network_plan;
 
 static void *take(network_plan *m, mixer_cursor *cursor, int64_t rows, int64_t width)
@@ -119,16 +124,31 @@ static void lay_saved(network_plan *m, size_t *mixer_work)
     m->saved.used = end;
 }
 
+/* What one branch needs. Its mixer's and its MLP's memory are never needed at the same time. */
+static network_work lay_branch(network_plan *m, size_t mixer_work)
+{
+    network *net = m->net;
+    int64_t rows = net->batch * net->length, F = net->model->hidden;
+    network_work work = {.d_stream = net->keep ? take(m, &m->work, rows, net->model->width) : NULL};
+    size_t start = m->work.used, end;
+    work.mixer = mixer_take_bytes(&m->work, mixer_work);
+    end = m->work.used;
+    m->work.used = start;
+    if (F) work.activated = take(m, &m->work, rows, F);
+    if (F && net->keep) work.d_gate = take(m, &m->work, rows, F); /* before d_activated: as the weights lie */
+    if (F && net->keep) work.d_activated = take(m, &m->work, rows, F);
+    if (m->work.used < end) m->work.used = end;
+    return work;
+}
+
 static void lay_work(network_plan *m, size_t mixer_work)
 {
     network *net = m->net;
     const blurry_model *model = net->model;
-    int64_t rows = net->batch * net->length, d = model->width, F = model->hidden;
+    int64_t rows = net->batch * net->length, d = model->width;
+    kernel_sizes need = {0};
     net->normed = take(m, &m->work, rows, d);
-    if (net->keep) {
-        net->d_normed = take(m, &m->work, rows, d);
-        net->d_stream = take(m, &m->work, rows, d);
-    }
+    if (net->keep) net->d_normed = take(m, &m->work, rows, d);
     net->log_prob = take_statistics(m, &m->work, rows, 1);
     net->argmax = mixer_take_bytes(&m->work, (size_t)rows * sizeof(int32_t));
     net->ids = mixer_take_bytes(&m->work, (size_t)rows * sizeof(int32_t));
@@ -140,15 +160,12 @@ static void lay_work(network_plan *m, size_t mixer_work)
     net->nonfinite = mixer_take_bytes(&m->work, sizeof(int64_t));
     net->position = mixer_take_bytes(&m->work, (size_t)net->batch * sizeof(int64_t));
     net->logits = take_statistics(m, &m->work, net->block, model->vocab);
-    /* The mixer's and the MLP's scratch are never needed at the same time. */
-    size_t start = m->work.used, end;
-    net->mixer_work = mixer_take_bytes(&m->work, mixer_work);
-    end = m->work.used;
-    m->work.used = start;
-    if (F) net->activated = take(m, &m->work, rows, F);
-    if (F && net->keep) net->d_gate = take(m, &m->work, rows, F); /* before d_activated: as the weights lie */
-    if (F && net->keep) net->d_activated = take(m, &m->work, rows, F);
-    if (m->work.used < end) m->work.used = end;
+    net->dev->ops->embed_sizes(
+        &net->dev->run,
+        &(embed_args){.batch = net->batch, .length = net->length, .width = d, .vocab = model->vocab}, &need);
+    net->token_notes = net->keep && need.saved ? mixer_take_bytes(&m->work, need.saved) : NULL;
+    net->work[0] = net->work[1] = lay_branch(m, mixer_work);
+    if (net->keeps_more) net->work[1] = lay_branch(m, mixer_work);
 }
 
 static network_plan lay_out(network *net, char *memory, size_t saved_bytes)
@@ -165,6 +182,8 @@ static network_plan lay_out(network *net, char *memory, size_t saved_bytes)
                                            .vocab = net->model->vocab},
                               &need);
     if (need.scratch > m.scratch) m.scratch = need.scratch;
+    m.handed = size_add(need.scratch, size_of(SIDE_NORMS * net->model->layers + 1,
+                                              (size_t)net->model->width * SIDE_PER_COLUMN));
     return m;
 }
 
@@ -202,6 +221,7 @@ static blurry_status allocate(network *net)
     STATUS_TRY(device_alloc(net->dev, total, &net->memory));
     lay_out(net, net->memory, net->saved_bytes);
     STATUS_TRY(device_reserve(net->dev, m.scratch));
+    if (net->keep) STATUS_TRY(device_side_reserve(net->dev, m.handed));
     STATUS_TRY(memory_alloc(&net->host, (size_t)net->block * (size_t)vocab, sizeof(double), "logits"));
     for (int64_t i = 0; i < rows && net->picks; i++)
         STATUS_TRY(device_upload(net->dev, net->row_order + i, &i, sizeof i));

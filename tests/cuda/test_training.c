@@ -148,6 +148,31 @@ static void unwatched_steps_are_the_same(void **state)
     blurry_trainer_destroy(&alone);
 }
 
+/* What runs at once changes no bit, as steps are queued and as they are recorded. */
+static void overlap_changes_nothing(void **state)
+{
+    (void)state;
+    static const char *const models[] = {"mixer=blurry modes=4 precision=bf16 mlp=none",
+                                         "mixer=blurry modes=4 heads=2 precision=bf16 conv=true tied=false",
+                                         "mixer=softmax,gla,swa layers=3 window=9 heads=2 norm=layernorm",
+                                         "mixer=gsa,gdn heads=2 slots=8 accumulate=2",
+                                         "mixer=abc,s4d heads=2 slots=8 state=8 mlp=gelu position=learned"};
+    static const char *const overlaps[] = {"none", "branches", "starts"};
+    for (size_t m = 0; m < sizeof models / sizeof models[0]; m++) {
+        blurry_step list[3][4];
+        for (int i = 0; i < 3; i++) {
+            char options[512];
+            snprintf(options, sizeof options, "%s %s device=cuda overlap=%s", small_task, models[m],
+                     overlaps[i]);
+            memset(list[i], 0, sizeof list[i]);
+            trace(options, "", 4, list[i]);
+            if (memcmp(list[i], list[0], sizeof list[i]))
+                fail_msg("%s: overlap %s ends with loss %.9g, none with %.9g", models[m], overlaps[i],
+                         list[i][3].loss, list[0][3].loss);
+        }
+    }
+}
+
 /* ---- not finite ---- */
 static void bad_steps_are_named(void **state)
 {
@@ -288,11 +313,11 @@ static void refused_precisions(void **state)
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(batches_are_the_hosts),    cmocka_unit_test(losses_are_the_cpus),
-        cmocka_unit_test(bf16_learns_alike),        cmocka_unit_test(unwatched_steps_are_the_same),
-        cmocka_unit_test(bad_steps_are_named),      cmocka_unit_test(several_models_at_once),
-        cmocka_unit_test(resumed_runs_end_alike),   cmocka_unit_test(refused_precisions),
-        cmocka_unit_test(memory_that_is_not_there),
+        cmocka_unit_test(batches_are_the_hosts),   cmocka_unit_test(losses_are_the_cpus),
+        cmocka_unit_test(bf16_learns_alike),       cmocka_unit_test(unwatched_steps_are_the_same),
+        cmocka_unit_test(overlap_changes_nothing), cmocka_unit_test(bad_steps_are_named),
+        cmocka_unit_test(several_models_at_once),  cmocka_unit_test(resumed_runs_end_alike),
+        cmocka_unit_test(refused_precisions),      cmocka_unit_test(memory_that_is_not_there),
     };
     if (argc > 1) cmocka_set_test_filter(argv[1]);
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,6 +1,6 @@
 /* A small stand-in for the CUDA runtime, so that .cu files compile with a plain C++ compiler and run on a
- * CPU. Only what the sources use. Device memory is host memory; streams run at once; a captured graph is a
- * list of what was recorded. See emulator.h for the device side. */
+ * CPU. Only what the sources use. Device memory is host memory; streams.cpp says in which order streams run.
+ * See emulator.h for the device side. */
 #ifndef BLURRY_EMULATOR_CUDA_RUNTIME_H
 #define BLURRY_EMULATOR_CUDA_RUNTIME_H
 #include <math.h>
@@ -88,7 +88,10 @@ typedef enum cudaError {
     cudaErrorInvalidDevice = 101,
     cudaErrorNoKernelImageForDevice = 209,
     cudaErrorLaunchOutOfResources = 701,
-    cudaErrorLaunchFailure = 719
+    cudaErrorLaunchFailure = 719,
+    cudaErrorStreamCaptureUnsupported = 900,
+    cudaErrorStreamCaptureUnjoined = 904,
+    cudaErrorStreamCaptureIsolation = 905
 } cudaError_t;
 typedef struct CUstream_st *cudaStream_t;
 typedef struct CUevent_st *cudaEvent_t;

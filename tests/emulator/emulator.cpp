@@ -1,6 +1,6 @@
 /* Blocks, threads, barriers and warp exchanges. */
-#include "emulator.h"
 #include "fiber.h"
+#include "streams.h"
 
 #include <memory>
 #include <stdio.h>
@@ -193,11 +193,6 @@ void run_grid(dim3 grid, dim3 block, size_t shared_bytes, const std::function<vo
 }
 
 } // namespace
-
-/* runtime.cpp */
-void emulator_record(cudaStream_t stream, std::function<void()> action);
-bool emulator_refuses(void);
-bool emulator_goes_wrong(unsigned blocks);
 
 void emulator_run(dim3 grid, dim3 block, size_t shared_bytes, cudaStream_t stream, std::function<void()> body)
 {

@@ -2,8 +2,9 @@
  *
  * Barriers, shuffles, votes and the tensor-core instructions wait until all threads concerned have arrived,
  * as on the hardware. Dynamic shared memory is filled with NaN patterns before each block.
- * EMULATOR_ORDER=reverse or =random:SEED changes the order in which threads run between two barriers, which
- * shows missing ones; a block whose threads all wait for each other ends the program with a message. */
+ * EMULATOR_ORDER=reverse or =random:SEED changes the order in which threads run between two barriers and in
+ * which streams run between two waits (streams.cpp), which shows missing ones; a block whose threads all wait
+ * for each other ends the program with a message. */
 #ifndef BLURRY_EMULATOR_H
 #define BLURRY_EMULATOR_H
 #include "cuda_runtime.h"

@@ -1,28 +1,13 @@
-/* The host side of the emulated runtime: memory, streams that run at once, graphs as lists of actions.
+/* The host side of the emulated runtime: devices, errors and memory.
  * EMULATOR_... play machines on which something is wrong; they are read at each call. */
-#include "emulator.h"
+#include "streams.h"
 
 #include <atomic>
-#include <chrono>
 #include <stdio.h>
-#include <vector>
-
-struct CUstream_st {
-    std::vector<std::function<void()>> *recording;
-};
-struct CUevent_st {
-    std::chrono::steady_clock::time_point at;
-};
-struct CUgraph_st {
-    std::vector<std::function<void()>> actions;
-};
-struct CUgraphExec_st {
-    std::vector<std::function<void()>> actions;
-};
 
 static thread_local cudaError_t last_error;
 
-static cudaError_t keep(cudaError_t error)
+cudaError_t emulator_keep(cudaError_t error)
 {
     if (error != cudaSuccess) last_error = error;
     return error;
@@ -31,9 +16,9 @@ static cudaError_t keep(cudaError_t error)
 /* A kernel that went wrong leaves a process that can do nothing more on its GPU. */
 static std::atomic<int> broken;
 
-static cudaError_t outcome(void)
+cudaError_t emulator_outcome(void)
 {
-    return broken ? keep(cudaErrorLaunchFailure) : cudaSuccess;
+    return broken ? emulator_keep(cudaErrorLaunchFailure) : cudaSuccess;
 }
 
 static long wish(const char *name)
@@ -52,7 +37,7 @@ bool emulator_refuses(void)
         return false;
     }
     if (++launches != which) return false;
-    (void)keep(cudaErrorLaunchOutOfResources);
+    (void)emulator_keep(cudaErrorLaunchOutOfResources);
     return true;
 }
 
@@ -68,14 +53,6 @@ bool emulator_goes_wrong(unsigned blocks)
         broken = 1;
     if (wish("EMULATOR_FAIL_BLOCKS") == (long)blocks) broken = 1;
     return broken;
-}
-
-void emulator_record(cudaStream_t stream, std::function<void()> action)
-{
-    if (stream && stream->recording)
-        stream->recording->push_back(action);
-    else
-        action();
 }
 
 cudaError_t cudaGetLastError(void)
@@ -107,11 +84,11 @@ cudaError_t cudaGetDeviceCount(int *count)
 {
     const char *wish = getenv("EMULATOR_DEVICES");
     *count = wish ? atoi(wish) : 1;
-    return *count ? cudaSuccess : keep(cudaErrorNoDevice);
+    return *count ? cudaSuccess : emulator_keep(cudaErrorNoDevice);
 }
 cudaError_t cudaSetDevice(int device)
 {
-    return device ? keep(cudaErrorInvalidDevice) : cudaSuccess;
+    return device ? emulator_keep(cudaErrorInvalidDevice) : cudaSuccess;
 }
 cudaError_t cudaGetDevice(int *device)
 {
@@ -127,7 +104,7 @@ static void capability(int *major, int *minor)
 }
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp *p, int device)
 {
-    if (device) return keep(cudaErrorInvalidDevice);
+    if (device) return emulator_keep(cudaErrorInvalidDevice);
     *p = cudaDeviceProp();
     strcpy(p->name, "emulator");
     capability(&p->major, &p->minor);
@@ -176,12 +153,13 @@ cudaError_t cudaMalloc(void **memory, size_t bytes)
     const char *wish = getenv("EMULATOR_MEMORY");
     size_t limit = wish ? strtoull(wish, nullptr, 10) : (size_t)1 << 32;
     *memory = bytes > limit ? nullptr : aligned_alloc(256, (bytes + 256) & ~(size_t)255);
-    if (!*memory) return keep(cudaErrorMemoryAllocation);
+    if (!*memory) return emulator_keep(cudaErrorMemoryAllocation);
     memset(*memory, 0xff, bytes);
-    return outcome();
+    return emulator_outcome();
 }
 cudaError_t cudaFree(void *memory)
 {
+    emulator_drain(); /* frees after everything queued, as CUDA does */
     free(memory);
     return cudaSuccess;
 }
@@ -196,15 +174,15 @@ cudaError_t cudaFreeAsync(void *memory, cudaStream_t)
 cudaError_t cudaDeviceGetDefaultMemPool(cudaMemPool_t *pool, int)
 {
     *pool = nullptr;
-    return outcome();
+    return emulator_outcome();
 }
 cudaError_t cudaMemPoolSetAttribute(cudaMemPool_t, enum cudaMemPoolAttr, void *)
 {
-    return outcome();
+    return emulator_outcome();
 }
 cudaError_t cudaMemPoolTrimTo(cudaMemPool_t, size_t)
 {
-    return outcome();
+    return emulator_outcome();
 }
 cudaError_t cudaMallocHost(void **memory, size_t bytes)
 {
@@ -222,115 +200,23 @@ cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *total)
 cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes, enum cudaMemcpyKind)
 {
     memcpy(to, from, bytes);
-    return outcome();
+    return emulator_outcome();
 }
 cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, enum cudaMemcpyKind,
                             cudaStream_t stream)
 {
     emulator_record(stream, [=] { memcpy(to, from, bytes); });
-    return outcome();
+    return emulator_outcome();
 }
 cudaError_t cudaMemset(void *to, int value, size_t bytes)
 {
     memset(to, value, bytes);
-    return outcome();
+    return emulator_outcome();
 }
 cudaError_t cudaMemsetAsync(void *to, int value, size_t bytes, cudaStream_t stream)
 {
     emulator_record(stream, [=] { memset(to, value, bytes); });
-    return outcome();
-}
-cudaError_t cudaStreamCreate(cudaStream_t *stream)
-{
-    *stream = new CUstream_st();
-    return outcome();
-}
-cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned)
-{
-    return cudaStreamCreate(stream);
-}
-cudaError_t cudaStreamDestroy(cudaStream_t stream)
-{
-    delete stream;
-    return cudaSuccess;
-}
-cudaError_t cudaStreamSynchronize(cudaStream_t)
-{
-    return outcome();
-}
-cudaError_t cudaStreamQuery(cudaStream_t)
-{
-    return outcome();
-}
-cudaError_t cudaDeviceSynchronize(void)
-{
-    return outcome();
-}
-cudaError_t cudaEventCreate(cudaEvent_t *event)
-{
-    *event = new CUevent_st();
-    return outcome();
-}
-cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned)
-{
-    return cudaEventCreate(event);
-}
-cudaError_t cudaEventDestroy(cudaEvent_t event)
-{
-    delete event;
-    return cudaSuccess;
-}
-cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t)
-{
-    event->at = std::chrono::steady_clock::now();
-    return outcome();
-}
-cudaError_t cudaEventSynchronize(cudaEvent_t)
-{
-    return outcome();
-}
-cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t start, cudaEvent_t stop)
-{
-    *ms = std::chrono::duration<float, std::milli>(stop->at - start->at).count();
-    return cudaSuccess;
-}
-cudaError_t cudaStreamWaitEvent(cudaStream_t, cudaEvent_t, unsigned)
-{
-    return outcome();
-}
-cudaError_t cudaStreamBeginCapture(cudaStream_t stream, enum cudaStreamCaptureMode)
-{
-    if (!stream || stream->recording) return keep(cudaErrorInvalidValue);
-    stream->recording = new std::vector<std::function<void()>>();
-    return cudaSuccess;
-}
-cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t *graph)
-{
-    if (!stream || !stream->recording) return keep(cudaErrorInvalidValue);
-    *graph = new CUgraph_st{*stream->recording};
-    delete stream->recording;
-    stream->recording = nullptr;
-    return cudaSuccess;
-}
-cudaError_t cudaGraphInstantiate(cudaGraphExec_t *exec, cudaGraph_t graph, unsigned long long)
-{
-    *exec = new CUgraphExec_st{graph->actions};
-    return cudaSuccess;
-}
-cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t)
-{
-    for (const std::function<void()> &action : exec->actions) action();
-    return outcome();
-}
-cudaError_t cudaGraphDestroy(cudaGraph_t graph)
-{
-    delete graph;
-    return cudaSuccess;
-}
-cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec)
-{
-    delete exec;
-    return cudaSuccess;
+    return emulator_outcome();
 }
 cudaError_t cudaFuncSetAttribute(const void *, enum cudaFuncAttribute, int)
 {

@@ -442,9 +442,16 @@ static embed_args embed_of(const op_call *call)
                         .dropout = c->number,
                         .key = op_lend(call, dropout_key, sizeof dropout_key),
                         .y = call->x[2],
+                        .saved = c->option ? call->x[4] : NULL,
                         .d_y = call->d[2],
                         .d_weight = call->d[0],
                         .d_position_weight = c->option ? call->d[1] : NULL};
+}
+
+static void embed_sizes(const op_case *c, device *dev, kernel_sizes *sizes)
+{
+    dev->ops->embed_sizes(&dev->run,
+                          &(embed_args){.batch = c->B, .length = c->L, .width = c->K, .vocab = c->S}, sizes);
 }
 
 static void embed_forward(const op_call *call)
@@ -470,6 +477,7 @@ void ops_embedding(void **state)
             for (int64_t r = 0; r < B * L; r++) ids[r] = (int32_t)(r % 3 ? r * 7 % S : 0);
             op_case c = {.family = "embed",
                          .note = option ? "positions and dropout" : "plain",
+                         .sizes = embed_sizes,
                          .forward = embed_forward,
                          .backward = embed_backward,
                          .B = B,
@@ -482,7 +490,8 @@ void ops_embedding(void **state)
                          .tensor = {{"weight", OP_PARAM, S * K},
                                     {"positions", option ? OP_PARAM : OP_FIXED, V * K, .type = OP_PARAMETER},
                                     {"y", OP_OUTPUT, B * L * K},
-                                    {"position", OP_INT, B, .ints = position}}};
+                                    {"position", OP_INT, B, .ints = position},
+                                    {"saved", OP_BYTES}}};
             op_case_check(&c);
         }
 }

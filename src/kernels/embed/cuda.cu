@@ -1,5 +1,6 @@
 /* Embedding on a CUDA device. Forward gathers. Backward must add up the tokens of each vocabulary row in one
  * order, and often most tokens are the same one, so the work is shared out by tokens: cuda_sums.cuh. */
+#include "kernels/cuda_side.h"
 #include "kernels/embed/cuda_sums.cuh"
 
 static __device__ inline int64_t position_row(const embed_args &a, int64_t r)
@@ -46,26 +47,49 @@ template <typename T, int N> __global__ void __launch_bounds__(THREADS) embed_po
 /* ---- launches ---- */
 enum { TOKENS_AT_ONCE = 1 << 20 };
 
+/* Where the sorted list lies: order [n], then start [vocab + 1]. */
+static size_t order_bytes(int64_t n)
+{
+    return kernel_round64((size_t)n * sizeof(int32_t));
+}
+static size_t sorted_bytes(int64_t n, int64_t vocab)
+{
+    return order_bytes(n) + kernel_round64((size_t)(vocab + 1) * sizeof(int32_t));
+}
+
+/* Whether all tokens are sorted at once: forward can do it, beside what follows. */
+static bool sorts_early(const embed_args *a)
+{
+    return a->batch * a->length <= TOKENS_AT_ONCE;
+}
+
+static void sort_tokens(const kernel_run *run, const int32_t *id, int64_t n, int64_t vocab, void *sorted)
+{
+    int bits = BITS_LEAST;
+    while (bits < BITS_MOST && vocab >> bits > SORT_BLOCKS) bits++;
+    cuda_launch(embed_sort_kernel, dim3((unsigned)kernel_blocks(vocab, 1 << bits)), dim3(SORT_THREADS),
+                (size_t)SORT_WARPS << bits << 2, (cudaStream_t)run->stream, id, n, vocab, bits,
+                (int32_t *)sorted, (int32_t *)((char *)sorted + order_bytes(n)));
+}
+
 /* Gradients of at most TOKENS_AT_ONCE tokens. */
 template <typename T, int N> static void embed_tokens(const kernel_run *run, embed_sums s)
 {
     cudaStream_t stream = (cudaStream_t)run->stream;
     int64_t vocab = s.a.vocab, width = s.a.width;
-    int bits = BITS_LEAST;
-    while (bits < BITS_MOST && vocab >> bits > SORT_BLOCKS) bits++;
-    char *scratch = (char *)run->scratch;
-    size_t list = kernel_round64((size_t)s.n * sizeof(int32_t)),
-           starts = kernel_round64((size_t)(vocab + 1) * sizeof(int32_t));
-    int64_t room = (KERNEL_SCRATCH_CUDA - (int64_t)(list + starts)) / (2 * width * (int64_t)sizeof(float));
-    s.order = (int32_t *)scratch, s.start = (int32_t *)(scratch + list);
+    char *scratch = (char *)run->scratch, *sorted = scratch;
+    if (s.a.saved && sorts_early(&s.a))
+        sorted = (char *)s.a.saved;
+    else
+        sort_tokens(run, s.a.id + s.origin, s.n, vocab, sorted);
+    size_t used = sorted_bytes(s.n, vocab);
+    int64_t room = (KERNEL_SCRATCH_CUDA - (int64_t)used) / (2 * width * (int64_t)sizeof(float));
+    s.order = (int32_t *)sorted, s.start = (int32_t *)(sorted + order_bytes(s.n));
     s.per_segment = kernel_max(SEGMENT, kernel_blocks(s.n, kernel_max(1, room)));
     s.segments = kernel_blocks(s.n, s.per_segment);
-    s.head = (float *)(scratch + list + starts), s.tail = s.head + s.segments * width;
+    s.head = (float *)(scratch + used), s.tail = s.head + s.segments * width;
     s.lanes = lanes_for(width / N);
     unsigned slabs = (unsigned)kernel_blocks(width, (int64_t)s.lanes * N);
-    cuda_launch(embed_sort_kernel, dim3((unsigned)kernel_blocks(vocab, 1 << bits)), dim3(SORT_THREADS),
-                (size_t)SORT_WARPS << bits << 2, stream, s.a.id + s.origin, s.n, vocab, bits,
-                (int32_t *)s.order, (int32_t *)s.start);
     cuda_launch(embed_segment_kernel<T, N>,
                 dim3((unsigned)kernel_blocks(s.segments * s.lanes, THREADS), slabs), dim3(THREADS),
                 THREADS * N * sizeof(float), stream, s);
@@ -90,7 +114,8 @@ template <typename T, int N> static void embed_backward_as(const kernel_run *run
 
 template <typename T, int N> static void embed_forward_as(const kernel_run *run, const embed_args *a)
 {
-    int64_t items = a->batch * a->length * (a->width / N);
+    int64_t tokens = a->batch * a->length, items = tokens * (a->width / N);
+    if (a->saved && sorts_early(a)) sort_tokens(side_run(run), a->id, tokens, a->vocab, a->saved);
     cuda_launch(embed_forward_kernel<T, N>, dim3((unsigned)kernel_blocks(items, THREADS)), dim3(THREADS), 0,
                 (cudaStream_t)run->stream, *a);
 }
@@ -107,7 +132,17 @@ template <typename T> static void embed(const kernel_run *run, const embed_args 
         aligned ? embed_forward_as<T, N>(run, a) : embed_forward_as<T, 1>(run, a);
 }
 
+static void embed_sizes(const embed_args *a, kernel_sizes *sizes)
+{
+    *sizes = {};
+    sizes->saved = sorts_early(a) ? sorted_bytes(a->batch * a->length, a->vocab) : 0;
+}
+
 #define ENTRIES(T, suffix)                                                                                   \
+    extern "C" void embed_sizes_cuda_##suffix(const kernel_run *, const embed_args *a, kernel_sizes *sizes)  \
+    {                                                                                                        \
+        embed_sizes(a, sizes);                                                                               \
+    }                                                                                                        \
     extern "C" void embed_forward_cuda_##suffix(const kernel_run *run, const embed_args *a)                  \
     {                                                                                                        \
         embed<T>(run, a, 0);                                                                                 \

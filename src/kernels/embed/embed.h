@@ -16,6 +16,7 @@ typedef struct embed_args {
     double dropout;              /* 0: none */
     const uint64_t *key;         /* [2], read where dropout > 0 */
     void *y;                     /* [batch, length, width] */
+    void *saved; /* embed_sizes says how much: what forward notes of the tokens for backward; NULL: nothing */
     const void *d_y;
     void *d_weight, *d_position_weight; /* summed in token order: the same bits on every run */
 } embed_args;

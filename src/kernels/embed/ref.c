@@ -17,6 +17,12 @@ static int64_t position_row(const embed_args *a, int64_t r)
     return p < a->max_length ? p : a->max_length - 1;
 }
 
+KERNEL_SIZES(embed_sizes, embed_args)
+{
+    (void)a;
+    *sizes = (kernel_sizes){0};
+}
+
 KERNEL(embed_forward, embed_args)
 {
     const real *weight = a->weight, *places = a->position_weight;

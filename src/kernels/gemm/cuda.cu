@@ -3,6 +3,7 @@
 #include "kernels/gemm/gemm.h"
 #include "kernels/cuda.h"
 #include "kernels/cuda_blas.h"
+#include "kernels/cuda_side.h"
 
 template <typename E> static cuda_blas_type type_of(void);
 template <> cuda_blas_type type_of<float>(void)
@@ -118,9 +119,12 @@ template <typename E> static void weight_gradient(const kernel_run *run, const l
 
 template <typename E> static void linear_backward(const kernel_run *run, const linear_args *a)
 {
+    if (a->d_weight || a->d_bias) {
+        const kernel_run *beside = side_run(run);
+        if (a->d_weight) weight_gradient<E>(beside, a);
+        if (a->d_bias) bias_gradient<E>(beside, a);
+    }
     if (a->d_x) input_gradient<E>(run, a);
-    if (a->d_weight) weight_gradient<E>(run, a);
-    if (a->d_bias) bias_gradient<E>(run, a);
 }
 
 #define ENTRIES(name, args)                                                                                  \

@@ -3,6 +3,7 @@
  * with parts left out: rmsnorm has no mean, headnorm has a gate, l2norm has share = 1 and neither weight nor
  * gate. A row lies in the registers of a group of up to 32 lanes. Gradients of weight and bias are summed by
  * each block over its rows and then over blocks. */
+#include "kernels/cuda_side.h"
 #include "kernels/norm/cuda_wide.cuh"
 #include "kernels/norm/norm.h"
 
@@ -197,9 +198,10 @@ static void norm_backward(const kernel_run *run, norm_rows<T> a, float *d_weight
     cudaStream_t stream = (cudaStream_t)run->stream;
     bool fits = norm_fits(a);
     a.with_bias = d_bias != NULL;
-    a.part = d_weight ? (float *)run->scratch : NULL;
     int64_t columns = a.width * (1 + a.with_bias), groups = THREADS / a.lanes,
             parts = parts_for(kernel_blocks(a.rows, fits ? groups : 16), columns);
+    float *handed = d_weight ? (float *)side_memory(run, (size_t)(parts * columns) * sizeof(float)) : NULL;
+    a.part = handed ? handed : d_weight ? (float *)run->scratch : NULL;
     if (fits) {
         int64_t blocks = d_weight ? parts : kernel_blocks(a.rows, groups);
         cuda_launch(backward_kernel(a), dim3((unsigned)blocks), dim3(THREADS),
@@ -212,7 +214,9 @@ static void norm_backward(const kernel_run *run, norm_rows<T> a, float *d_weight
         cuda_launch(norm_backward_wide_kernel<T>, dim3((unsigned)kernel_blocks(a.rows * 32, THREADS)),
                     dim3(THREADS), 0, stream, a);
     }
-    if (d_weight) column_sums<float>(stream, a.part, parts, columns, a.width, d_weight, d_bias);
+    if (!d_weight) return;
+    const kernel_run *then = handed ? side_run(run) : run;
+    column_sums<float>((cudaStream_t)then->stream, a.part, parts, columns, a.width, d_weight, d_bias);
 }
 
 /* ---- entries ---- */

@@ -4,6 +4,7 @@
  * chip.
  *  - by products, for every other shape and for float: logits, softmax row by row, two products. */
 #include "kernels/cuda_blas.h"
+#include "kernels/cuda_side.h"
 #include "kernels/xent/cuda_gradient.cuh"
 #include "kernels/xent/cuda_scan.cuh"
 
@@ -29,16 +30,17 @@ static int64_t round_up(int64_t n, int64_t step)
     return kernel_blocks(n, step) * step;
 }
 
+/* d_hidden from the labels' d_x. */
 template <typename T>
 static void spread(const kernel_run *run, const xent_args *a, const float *d_x, const int *first_label,
-                   const int *shared_row, const float *late_weight)
+                   const int *shared_row)
 {
     bool wide = a->width % 4 == 0 && all_aligned(a->d_hidden, d_x);
-    int64_t items = (a->n_hidden + (late_weight ? a->vocab : 0)) * (wide ? a->width / 4 : a->width);
+    int64_t items = a->n_hidden * (wide ? a->width / 4 : a->width);
     if (items > 0)
         cuda_launch(wide ? xent_spread_kernel<T, 4> : xent_spread_kernel<T, 1>,
                     dim3((unsigned)kernel_blocks(items, JOIN_THREADS)), dim3(JOIN_THREADS), 0,
-                    (cudaStream_t)run->stream, *a, d_x, first_label, shared_row, late_weight);
+                    (cudaStream_t)run->stream, *a, d_x, first_label, shared_row);
 }
 
 /* ---- fused ---- */
@@ -75,30 +77,46 @@ static xent_block fused_layout(const xent_args *a, scratch_taker *s)
     return b;
 }
 
-template <int D> static void fused_block(cudaStream_t stream, const xent_block &b, int backward)
+/* The labels' losses and gradients of one block. */
+template <int D> static void fused_labels(cudaStream_t stream, const xent_block &b, int backward)
 {
     dim3 scan((unsigned)b.splits, (unsigned)(b.padded / BLOCK_LABELS));
     cuda_launch(backward ? xent_scan_kernel<D, true> : xent_scan_kernel<D, false>, scan, dim3(SCAN_THREADS),
                 sizeof(scan_shared<D>), stream, b);
     cuda_launch(backward ? xent_join_kernel<true> : xent_join_kernel<false>,
                 dim3((unsigned)(b.padded / JOIN_LABELS)), dim3(JOIN_THREADS), 0, stream, b);
-    if (backward && b.a.d_weight)
-        cuda_launch(xent_weight_kernel<D>, dim3((unsigned)kernel_blocks(b.tiles, STEP_TILES), HALVES),
-                    dim3(WEIGHT_THREADS), sizeof(weight_stage<D>) * STAGES, stream, b);
 }
 
+/* d_weight of one block, in two halves of its labels; the second half is added after the last block. */
+template <int D> static void fused_weight(cudaStream_t stream, const xent_block &b)
+{
+    int64_t count = b.a.vocab * b.a.width;
+    cuda_launch(xent_weight_kernel<D>, dim3((unsigned)kernel_blocks(b.tiles, STEP_TILES), HALVES),
+                dim3(WEIGHT_THREADS), sizeof(weight_stage<D>) * STAGES, stream, b);
+    if (b.first + b.padded >= b.a.labels)
+        cuda_launch(xent_late_kernel, dim3((unsigned)kernel_blocks(count, 4 * JOIN_THREADS)),
+                    dim3(JOIN_THREADS), 0, stream, (float *)b.a.d_weight, (const float *)b.late_weight,
+                    count);
+}
+
+/* Where all labels are one block, what d_weight is made of goes to memory that stays, and d_weight to the
+ * side. */
 static void fused(const kernel_run *run, const xent_args *a, int backward)
 {
-    cudaStream_t stream = (cudaStream_t)run->stream;
-    scratch_taker scratch = {(char *)run->scratch, 0};
-    xent_block b = fused_layout(a, &scratch);
-    for (b.first = 0; b.first < a->labels; b.first += b.padded)
-        if (a->width <= 64)
-            fused_block<64>(stream, b, backward);
-        else
-            fused_block<128>(stream, b, backward);
-    if (backward)
-        spread<bf16>(run, a, b.d_x, b.first_label, b.shared_row, a->d_weight ? b.late_weight : NULL);
+    scratch_taker counted = {}, scratch = {(char *)run->scratch, 0};
+    xent_block b = fused_layout(a, &counted);
+    int weight = backward && a->d_weight, narrow = a->width <= 64;
+    void *handed = weight && a->labels <= b.padded ? side_memory(run, counted.used) : NULL;
+    if (handed) scratch.base = (char *)handed;
+    b = fused_layout(a, &scratch);
+    for (b.first = 0; b.first < a->labels; b.first += b.padded) {
+        cudaStream_t stream = (cudaStream_t)run->stream;
+        narrow ? fused_labels<64>(stream, b, backward) : fused_labels<128>(stream, b, backward);
+        if (!weight) continue;
+        stream = (cudaStream_t)(handed ? side_run(run) : run)->stream;
+        narrow ? fused_weight<64>(stream, b) : fused_weight<128>(stream, b);
+    }
+    if (backward) spread<bf16>(run, a, b.d_x, b.first_label, b.shared_row);
 }
 
 /* ---- by products ---- */
@@ -195,8 +213,23 @@ __global__ void __launch_bounds__(ROW_THREADS)
 }
 
 template <typename T>
+static void products_weight(const kernel_run *run, const xent_args *a, const xent_pieces<T> &p, int64_t first)
+{
+    int64_t w = a->width;
+    cuda_blas_product d_weight = {};
+    d_weight.m = a->vocab, d_weight.n = w, d_weight.k = kernel_min(p.labels, a->labels - first);
+    d_weight.trans_a = 1, d_weight.alpha = d_weight.beta = 1;
+    d_weight.type = sizeof(T) == sizeof(float) ? CUDA_BLAS_F32 : CUDA_BLAS_BF16;
+    d_weight.type_out = CUDA_BLAS_F32;
+    d_weight.a = p.p, d_weight.b = p.x, d_weight.c = d_weight.d = a->d_weight;
+    d_weight.lda = p.stride, d_weight.ldb = w, d_weight.ldc = d_weight.ldd = w;
+    cuda_blas_multiply(run, &d_weight);
+}
+
+/* handed: the pieces stay until the side is done with them. */
+template <typename T>
 static void products_block(const kernel_run *run, const xent_args *a, const xent_pieces<T> &p, int64_t first,
-                           int backward)
+                           int backward, bool handed)
 {
     cudaStream_t stream = (cudaStream_t)run->stream;
     cuda_blas_type type = sizeof(T) == sizeof(float) ? CUDA_BLAS_F32 : CUDA_BLAS_BF16;
@@ -212,29 +245,26 @@ static void products_block(const kernel_run *run, const xent_args *a, const xent
     cuda_launch(xent_softmax_kernel<T>, dim3((unsigned)n), dim3(ROW_THREADS), 0, stream, *a, p, first,
                 backward);
     if (!backward) return;
+    if (a->d_weight) products_weight<T>(handed ? side_run(run) : run, a, p, first);
     cuda_blas_product d_x = {};
     d_x.m = n, d_x.n = w, d_x.k = a->vocab, d_x.alpha = 1, d_x.type = type, d_x.type_out = CUDA_BLAS_F32;
     d_x.a = p.p, d_x.b = a->weight, d_x.d = p.d_x + first * w;
     d_x.lda = p.stride, d_x.ldb = w, d_x.ldc = d_x.ldd = w;
     cuda_blas_multiply(run, &d_x);
-    if (!a->d_weight) return;
-    cuda_blas_product d_weight = {};
-    d_weight.m = a->vocab, d_weight.n = w, d_weight.k = n, d_weight.trans_a = 1;
-    d_weight.alpha = d_weight.beta = 1, d_weight.type = type, d_weight.type_out = CUDA_BLAS_F32;
-    d_weight.a = p.p, d_weight.b = p.x, d_weight.c = d_weight.d = a->d_weight;
-    d_weight.lda = p.stride, d_weight.ldb = w, d_weight.ldc = d_weight.ldd = w;
-    cuda_blas_multiply(run, &d_weight);
 }
 
 template <typename T> static void by_products(const kernel_run *run, const xent_args *a, int backward)
 {
-    scratch_taker scratch = {(char *)run->scratch, 0};
-    xent_pieces<T> p = pieces_of<T>(a, &scratch);
+    scratch_taker counted = {}, scratch = {(char *)run->scratch, 0};
+    xent_pieces<T> p = pieces_of<T>(a, &counted);
+    void *handed = backward && a->d_weight && a->labels <= p.labels ? side_memory(run, counted.used) : NULL;
+    if (handed) scratch.base = (char *)handed;
+    p = pieces_of<T>(a, &scratch);
     for (int64_t first = 0; first < a->labels; first += p.labels)
-        products_block<T>(run, a, p, first, backward);
+        products_block<T>(run, a, p, first, backward, handed != NULL);
     if (!backward) return;
     if (a->labels > 0)
-        spread<T>(run, a, p.d_x, p.first_label, p.shared_row, NULL);
+        spread<T>(run, a, p.d_x, p.first_label, p.shared_row);
     else
         (void)cudaMemsetAsync(a->d_hidden, 0, (size_t)(a->n_hidden * a->width) * sizeof(T),
                               (cudaStream_t)run->stream);

@@ -121,24 +121,16 @@ template <bool BACKWARD> __global__ void __launch_bounds__(JOIN_THREADS) xent_jo
     }
 }
 
-/* d_hidden = the sum of d_x [labels, width] over the labels at a row, in order; 0 where there is none. Then,
- * where there is a late_weight [vocab, width], d_weight += late_weight. A thread: N columns. */
+/* d_hidden = the sum of d_x [labels, width] over the labels at a row, in order; 0 where there is none. A
+ * thread: N columns. */
 template <typename T, int N>
 __global__ void __launch_bounds__(JOIN_THREADS)
-    xent_spread_kernel(xent_args a, const float *d_x, const int *first_label, const int *shared_row,
-                       const float *late_weight)
+    xent_spread_kernel(xent_args a, const float *d_x, const int *first_label, const int *shared_row)
 {
     int64_t pieces = a.width / N, n = (int64_t)blockIdx.x * JOIN_THREADS + threadIdx.x, r = n / pieces,
             c = (n - r * pieces) * N;
+    if (r >= a.n_hidden) return;
     float sum[N] = {}, x[N];
-    if (r >= a.n_hidden) {
-        int64_t at = (n - a.n_hidden * pieces) * N;
-        if (!late_weight || at >= a.vocab * a.width) return;
-        load_many<N>((const float *)a.d_weight + at, sum);
-        load_many<N>(late_weight + at, x);
-        for (int i = 0; i < N; i++) sum[i] += x[i];
-        return store_many<N>((float *)a.d_weight + at, sum);
-    }
     int64_t label = first_label[r], others = shared_row[r];
     if (label != EMPTY) load_many<N>(d_x + label * a.width + c, sum);
     if (label != EMPTY && others)
@@ -148,6 +140,19 @@ __global__ void __launch_bounds__(JOIN_THREADS)
             for (int i = 0; i < N; i++) sum[i] += x[i];
         }
     store_many<N>((T *)a.d_hidden + r * a.width + c, sum);
+}
+
+/* d_weight [count] += late_weight; count is a multiple of 8. */
+static __global__ void __launch_bounds__(JOIN_THREADS)
+    xent_late_kernel(float *d_weight, const float *late_weight, int64_t count)
+{
+    int64_t at = ((int64_t)blockIdx.x * JOIN_THREADS + threadIdx.x) * 4;
+    if (at >= count) return;
+    float sum[4], x[4];
+    load_many<4>((const float *)d_weight + at, sum);
+    load_many<4>(late_weight + at, x);
+    for (int i = 0; i < 4; i++) sum[i] += x[i];
+    store_many<4>(d_weight + at, sum);
 }
 
 /* ---- d_weight += e^T x_scaled ---- */
@@ -248,7 +253,7 @@ static __device__ inline void weight_store(const xent_block &b, int64_t ids, int
 }
 
 /* Block (tiles / STEP_TILES, HALVES): the first half of the labels is added to d_weight here, the second half
- * is left in late_weight, which xent_spread_kernel adds. */
+ * is left in late_weight, which xent_late_kernel adds. */
 template <int D> __global__ void __launch_bounds__(WEIGHT_THREADS) xent_weight_kernel(xent_block b)
 {
     CUDA_DYNAMIC_SHARED(weight_stage<D>, stages);

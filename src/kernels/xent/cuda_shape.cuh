@@ -25,7 +25,7 @@ typedef struct xent_block {
     bf16 *sums;            /* [splits, padded, width]: sum of 2^(z - k) weight without the target's */
     bf16 *x_scaled;        /* [padded, width]: hidden * grad_scale * 2^top_k / sum of e^logit */
     float *d_x;            /* [all labels, width] */
-    float *late_weight;    /* [vocab, width]: what xent_spread_kernel adds to d_weight */
+    float *late_weight;    /* [vocab, width]: what xent_late_kernel adds to d_weight */
     int *first_label, *shared_row; /* [n_hidden]: EMPTY or the first label at a row; 1 where there are more */
 } xent_block;
 
