@@ -135,8 +135,7 @@ static int follows(const void *first, const void *next, int64_t index, int64_t e
     return (const char *)next == (const char *)first + (size_t)(index * elements) * element;
 }
 
-/* Whether one call serves all maps, forward or backward. */
-static int maps_together(const mixer_pass *p, const mixer_maps *m, int backward)
+int mixer_maps_together(const mixer_pass *p, const mixer_maps *m, int backward)
 {
     const mixer_layer *layer = p->layer;
     const device *dev = layer->dev;
@@ -155,7 +154,7 @@ static int maps_together(const mixer_pass *p, const mixer_maps *m, int backward)
 
 void mixer_maps_forward(const mixer_pass *p, const mixer_maps *m, const void *x)
 {
-    int together = maps_together(p, m, 0);
+    int together = mixer_maps_together(p, m, 0);
     for (int i = 0; i < (together ? 1 : m->count); i++)
         mixer_ops(p)->linear_forward(mixer_run(p), &(linear_args){.rows = mixer_rows(p),
                                                                   .in = m->in,
@@ -168,7 +167,7 @@ void mixer_maps_forward(const mixer_pass *p, const mixer_maps *m, const void *x)
 
 void mixer_maps_backward(const mixer_pass *p, const mixer_maps *m, const void *x, void *d_x, int add)
 {
-    int together = maps_together(p, m, 1);
+    int together = mixer_maps_together(p, m, 1);
     for (int i = 0; i < (together ? 1 : m->count); i++)
         mixer_ops(p)->linear_backward(mixer_run(p),
                                       &(linear_args){.rows = mixer_rows(p),

@@ -83,6 +83,8 @@ typedef struct mixer_maps {
     void *const *y;         /* [count] */
     const void *const *d_y; /* [count] */
 } mixer_maps;
+/* Whether one call serves all maps, forward or backward. */
+int mixer_maps_together(const mixer_pass *p, const mixer_maps *maps, int backward);
 void mixer_maps_forward(const mixer_pass *p, const mixer_maps *maps, const void *x);
 void mixer_maps_backward(const mixer_pass *p, const mixer_maps *maps, const void *x, void *d_x, int add);
 /* y (+)= Wo o, the end of every forward; d_o and Wo's gradient from d_y, the start of every backward. o and
@@ -102,6 +104,8 @@ typedef struct mixer_streams {
     void *carried[STREAMS]; /* the convolution's state, in and out; NULL: none */
     void *d_out[STREAMS];   /* backward: the core writes them */
     void *d_raw[STREAMS];
+    void *
+        d_joined; /* [rows, STREAMS, width]: d_raw side by side, so that their maps are one; NULL: not used */
 } mixer_streams;
 
 int64_t mixer_stream_width(const mixer_config *c, int stream);

@@ -34,6 +34,15 @@ static int64_t stream_rows(const mixer_pass *p, const mixer_streams *s, int i)
     return i == STREAM_Q && s->picks ? p->row_count : mixer_rows(p);
 }
 
+/* On an accelerator three maps of one input go backward as one where their gradients stand side by side in a
+ * row (one product instead of three that add up), and the rotation writes them anew anyway. */
+static int may_join(const mixer_pass *p, const mixer_streams *s)
+{
+    const mixer_config *c = &p->layer->config;
+    return p->layer->dev->kind == DEVICE_CUDA && p->keep && c->rope && !c->conv && !s->silu && !s->picks &&
+           c->heads == c->heads_kv && c->dim_k == c->dim_v;
+}
+
 /* A stage that is off shares the memory of the stage before it. The streams lie one after another, so that
  * one product can make them (mixer_maps). */
 void mixer_streams_layout(const mixer_pass *p, mixer_layout *m, int silu, int picks, mixer_streams *s)
@@ -54,6 +63,7 @@ void mixer_streams_layout(const mixer_pass *p, mixer_layout *m, int silu, int pi
         s->d_raw[i] = c->conv ? mixer_take(p, &m->work, rows[i], width[i]) : s->d_out[i];
     if (s->picks) s->x = mixer_take(p, &m->work, p->row_count, c->width);
     if (s->picks && p->keep) s->d_x = mixer_take(p, &m->work, p->row_count, c->width);
+    if (may_join(p, s)) s->d_joined = mixer_take(p, &m->work, mixer_rows(p), STREAMS * width[0]);
 }
 
 /* The maps of all rows: all three, or those of k and v. */
@@ -153,11 +163,24 @@ void mixer_streams_forward(const mixer_pass *p, const mixer_streams *s)
     for (int i = 0; i < ropes; i++) mixer_ops(p)->rope_forward(mixer_run(p), &rope[i]);
 }
 
+/* The rotation back and the maps as one. */
+static void joined_backward(const mixer_pass *p, const mixer_streams *s, int add)
+{
+    const mixer_config *c = &p->layer->config;
+    rope_args rope = stream_rope(p, s, STREAM_Q);
+    rope.streams = STREAMS, rope.turned = STREAM_V;
+    rope.d_x = s->d_joined;
+    mixer_ops(p)->rope_join(mixer_run(p), &rope);
+    mixer_linear_backward(p, MIXER_Q, p->x, s->d_joined, c->width, STREAMS * mixer_stream_width(c, STREAM_Q),
+                          p->d_x, add);
+}
+
 void mixer_streams_backward(const mixer_pass *p, const mixer_streams *s, int add)
 {
     const mixer_config *c = &p->layer->config;
     int64_t width[STREAMS];
     mixer_maps maps = stream_maps(p, s, width);
+    if (s->d_joined && !p->position && mixer_maps_together(p, &maps, 1)) return joined_backward(p, s, add);
     rope_args rope[2];
     int ropes = c->rope ? stream_ropes(p, s, rope) : 0;
     for (int i = 0; i < ropes; i++) mixer_ops(p)->rope_backward(mixer_run(p), &rope[i]);

@@ -372,7 +372,8 @@ void network_backward(network *net, int64_t B, int64_t L, int64_t wanted, double
         p.turn = behind.turn;
         mixer_branch_backward(&p, i);
     }
-    /* The head's gradient, which may be the embedding's too, is done: the first branch waited for its mark. */
+    /* The head's gradient, which may be the embedding's too, is done: the first branch waited for its mark.
+     */
     embed_args embed = embedding(&p, dropout);
     net->dev->ops->embed_backward(&net->dev->run, &embed);
 }

@@ -185,9 +185,8 @@ static blurry_status queue_gradient(network *net, int64_t B, int64_t L, int64_t 
     if (wanted) head.row = net->row_order;
     STATUS_TRY(network_forward(net, B, L, wanted, dropout));
     dev->ops->xent_backward(&dev->run, &head);
-    dev->ops->sum(device_side_run(dev), &(reduce_args){.count = labels,
-                                                       .x = net->log_prob,
-                                                       .out = &net->scalars->log_prob_sum});
+    dev->ops->sum(device_side_run(dev),
+                  &(reduce_args){.count = labels, .x = net->log_prob, .out = &net->scalars->log_prob_sum});
     network_backward(net, B, L, wanted, dropout);
     return BLURRY_OK;
 }

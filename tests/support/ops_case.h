@@ -92,6 +92,7 @@ void ops_rows(void **state);
 void ops_head(void **state);
 void ops_optimiser(void **state);
 void ops_rope(void **state);
+void ops_rope_join(void **state);
 void ops_convolution(void **state);
 void ops_attention(void **state);
 void ops_gla(void **state);

@@ -1,6 +1,7 @@
 /* Cases of the sequence operations: attention, gated scans, delta rule, state space, convolution, rotary
  * positions. */
 #include "support/ops_case.h"
+#include "support/test.h"
 
 #include <math.h>
 
@@ -65,6 +66,80 @@ void ops_rope(void **state)
                                     {"position", OP_INT, B, .ints = far}}};
             op_case_check(&c);
         }
+}
+
+/* Streams side by side: H heads of K, S streams of length V. */
+static rope_args join_of(const op_call *call)
+{
+    const op_case *c = call->c;
+    return (rope_args){.batch = c->B,
+                       .length = c->V,
+                       .heads = c->H,
+                       .dim = c->K,
+                       .base = 10000,
+                       .table = call->x[2],
+                       .d_y = call->x[0],
+                       .d_x = call->x[1],
+                       .streams = c->S,
+                       .turned = c->option};
+}
+
+static void rope_join(const op_call *call)
+{
+    rope_args a = join_of(call);
+    call->dev->ops->rope_table(&call->dev->run, &a);
+    call->dev->ops->rope_join(&call->dev->run, &a);
+}
+
+/* The reference is rope_backward of each stream that is turned, at its place. */
+static void check_join(const op_case *c)
+{
+    enum { MOST = 3 * 2 * 5 * 2 * 16 };
+    double d_y[MOST], d_x[MOST], turned[MOST];
+    int64_t row = c->H * c->K, tokens = c->B * c->V, count = c->S * tokens * row;
+    device *dev = NULL;
+    assert_true(count <= MOST);
+    assert_ok(device_create(&dev, &(device_options){.dtype = BLURRY_F64, .reference = 1}));
+    for (int64_t i = 0; i < count; i++) d_y[i] = turned[i] = sin((double)i);
+    rope_args a = {.batch = c->B, .length = c->V, .heads = c->H, .dim = c->K, .base = 10000};
+    a.d_y = d_y, a.d_x = d_x, a.streams = c->S, a.turned = c->option;
+    dev->ops->rope_join(&dev->run, &a);
+    dev->ops->rope_backward(&dev->run, &(rope_args){.batch = c->option * c->B,
+                                                    .length = c->V,
+                                                    .heads = c->H,
+                                                    .dim = c->K,
+                                                    .base = 10000,
+                                                    .d_y = d_y,
+                                                    .d_x = turned});
+    for (int64_t i = 0; i < count; i++) {
+        int64_t stream = i / (tokens * row), token = i / row % tokens;
+        assert_true(turned[i] == d_x[(token * c->S + stream) * row + i % row]);
+    }
+    device_destroy(&dev);
+}
+
+void ops_rope_join(void **state)
+{
+    (void)state;
+    static const int64_t shapes[][5] = {
+        {1, 5, 1, 16, 2}, {2, 5, 2, 16, 2}, {2, 3, 2, 11, 1}, {2, 4, 1, 12, 3}, {1, 4, 2, 1, 2}};
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
+        int64_t B = shapes[i][0], V = shapes[i][1], H = shapes[i][2], K = shapes[i][3], n = 3 * B * V * H * K;
+        op_case c = {.family = "rope",
+                     .note = "side by side",
+                     .forward = rope_join,
+                     .B = B,
+                     .H = H,
+                     .K = K,
+                     .S = 3,
+                     .V = V,
+                     .option = shapes[i][4],
+                     .tensor = {{"d_y", OP_FIXED, n, .type = OP_ACTIVATION},
+                                {"d_x", OP_RESULT, n, .type = OP_ACTIVATION},
+                                {"table", OP_FIXED, V * (K / 2) * 2, .type = OP_STATISTIC}}};
+        check_join(&c);
+        op_case_check(&c);
+    }
 }
 
 /* ---- short convolution ---- */

@@ -35,6 +35,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(ops_head),
         cmocka_unit_test(ops_optimiser),
         cmocka_unit_test(ops_rope),
+        cmocka_unit_test(ops_rope_join),
         cmocka_unit_test(ops_convolution),
         cmocka_unit_test(ops_attention),
         cmocka_unit_test(ops_gla),

@@ -48,6 +48,36 @@ __global__ void __launch_bounds__(THREADS)
     if (dim % 2 && i == 0) y[dim - 1] = x[dim - 1];
 }
 
+/* Block row y: stream y. Thread: N pairs of one head of one token, as above, to their place among the streams
+ * side by side. */
+template <typename T, int N>
+__global__ void __launch_bounds__(THREADS)
+    rope_join_kernel(int64_t rows, int64_t length, int64_t heads, int64_t dim, int64_t turned,
+                     const float *table, const T *x, T *y)
+{
+    int64_t half = dim / 2, pieces = kernel_max(1, half / N), n = (int64_t)blockIdx.x * THREADS + threadIdx.x;
+    int64_t row = n / pieces, i = n - row * pieces, token = row / heads, stream = blockIdx.y;
+    if (row >= rows) return;
+    i *= N;
+    x += (stream * rows + row) * dim, y += (row + (token * (gridDim.y - 1) + stream) * heads) * dim;
+    if (half > 0) {
+        float low[N], high[N], turn[2 * N];
+        load_many<N>(x + i, low);
+        load_many<N>(x + i + half, high);
+        if (stream < turned) {
+            load_many<2 * N>(table + (token % length * half + i) * 2, turn);
+            for (int k = 0; k < N; k++) {
+                float c = turn[2 * k], s = -turn[2 * k + 1], a = low[k], b = high[k];
+                low[k] = a * c - b * s;
+                high[k] = b * c + a * s;
+            }
+        }
+        store_many<N>(y + i, low);
+        store_many<N>(y + i + half, high);
+    }
+    if (dim % 2 && i == 0) y[dim - 1] = x[dim - 1];
+}
+
 /* Thread: one channel pair of one token, all heads. */
 template <typename T>
 __global__ void __launch_bounds__(THREADS)
@@ -107,6 +137,24 @@ static void rotate(const kernel_run *run, const rope_args *a, const void *x, voi
         by_table<T, 1>(run, a, x, y, direction);
 }
 
+template <typename T, int N> static void join_as(const kernel_run *run, const rope_args *a)
+{
+    int64_t rows = a->batch * a->length * a->heads, items = rows * kernel_max(1, a->dim / 2 / N);
+    cuda_launch(rope_join_kernel<T, N>, dim3((unsigned)kernel_blocks(items, THREADS), (unsigned)a->streams),
+                dim3(THREADS), 0, (cudaStream_t)run->stream, rows, a->length, a->heads, a->dim, a->turned,
+                (const float *)a->table, (const T *)a->d_y, (T *)a->d_x);
+}
+
+template <typename T> static void join(const kernel_run *run, const rope_args *a)
+{
+    enum { N = vector_of<T>::N };
+    if (a->streams * a->batch * a->length * a->heads * a->dim <= 0) return;
+    if (a->dim % (2 * N) == 0 && all_aligned(a->d_y, a->d_x, a->table))
+        join_as<T, N>(run, a);
+    else
+        join_as<T, 1>(run, a);
+}
+
 #define ENTRIES(T, suffix)                                                                                   \
     extern "C" void rope_table_cuda_##suffix(const kernel_run *run, const rope_args *a)                      \
     {                                                                                                        \
@@ -119,6 +167,10 @@ static void rotate(const kernel_run *run, const rope_args *a, const void *x, voi
     extern "C" void rope_backward_cuda_##suffix(const kernel_run *run, const rope_args *a)                   \
     {                                                                                                        \
         rotate<T>(run, a, a->d_y, a->d_x, -1);                                                               \
+    }                                                                                                        \
+    extern "C" void rope_join_cuda_##suffix(const kernel_run *run, const rope_args *a)                       \
+    {                                                                                                        \
+        join<T>(run, a);                                                                                     \
     }
 
 ENTRIES(float, f32)

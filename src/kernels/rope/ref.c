@@ -16,15 +16,15 @@ KERNEL(rope_table, rope_args)
     }
 }
 
-/* y = x rotated by direction * angle. */
-static void rotate(const rope_args *a, const real *x, real *y, double direction)
+/* y = x rotated by direction * angle; `apart` elements between the tokens of y. */
+static void rotate(const rope_args *a, const real *x, real *y, int64_t apart, double direction)
 {
     int64_t half = a->dim / 2;
     int64_t row = a->heads * a->dim;
     for (int64_t b = 0; b < a->batch; b++)
         for (int64_t t = 0; t < a->length; t++) {
             const real *from = x + (b * a->length + t) * row;
-            real *to = y + (b * a->length + t) * row;
+            real *to = y + (b * a->length + t) * apart;
             double position = (double)((a->position ? a->position[b] : 0) + t);
             for (int64_t i = 0; i < half; i++) {
                 double angle = position * rope_frequency(a->base, i, a->dim);
@@ -41,10 +41,24 @@ static void rotate(const rope_args *a, const real *x, real *y, double direction)
 
 KERNEL(rope_forward, rope_args)
 {
-    rotate(a, a->x, a->y, 1);
+    rotate(a, a->x, a->y, a->heads * a->dim, 1);
 }
 
 KERNEL(rope_backward, rope_args)
 {
-    rotate(a, a->d_y, a->d_x, -1);
+    rotate(a, a->d_y, a->d_x, a->heads * a->dim, -1);
+}
+
+KERNEL(rope_join, rope_args)
+{
+    int64_t row = a->heads * a->dim, tokens = a->batch * a->length;
+    for (int64_t stream = 0; stream < a->streams; stream++) {
+        const real *from = (const real *)a->d_y + stream * tokens * row;
+        real *to = (real *)a->d_x + stream * row;
+        if (stream < a->turned)
+            rotate(a, from, to, a->streams * row, -1);
+        else
+            for (int64_t t = 0; t < tokens; t++)
+                for (int64_t i = 0; i < row; i++) to[t * a->streams * row + i] = from[t * row + i];
+    }
 }

@@ -18,6 +18,10 @@ typedef struct rope_args {
     void *y;              /* may be x */
     const void *d_y;
     void *d_x; /* may be d_y */
+    /* rope_join only: d_x [batch, length, streams, heads, dim], not d_y, gets the streams of
+     * d_y [streams, batch, length, heads, dim] side by side, the first `turned` rotated back, the others
+     * copied. Needs the table; all positions start at 0. */
+    int64_t streams, turned;
 } rope_args;
 
 #endif
