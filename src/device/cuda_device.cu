@@ -202,9 +202,10 @@ static blurry_status check_gpu(void)
     return BLURRY_OK;
 }
 
-static blurry_status open_stream(device *dev, int tf32)
+static blurry_status open_stream(device *dev, int tf32, int early)
 {
     char message[192] = "";
+    cudaFuncAttributes code;
     cuda_stream *own = stream_of(dev);
     cuda_own_of(dev)->tf32 = tf32;
     STATUS_TRY(cuda_status(cuda_stream_open(own), "opening a stream"));
@@ -213,6 +214,8 @@ static blurry_status open_stream(device *dev, int tf32)
     cuda_launch(probe_kernel, 1, 1, 0, own->queue, seen);
     STATUS_TRY(cuda_status(cudaGetLastError(), "trying a kernel"));
     STATUS_TRY(cuda_status(cudaStreamSynchronize(own->queue), "trying a kernel"));
+    STATUS_TRY(cuda_status(cudaFuncGetAttributes(&code, (const void *)probe_kernel), "looking at a kernel"));
+    dev->run.early = early && code.ptxVersion >= 90; /* else kernels do not wait: cuda_wait_previous */
     dev->run.blas = cuda_blas_create(tf32, message, sizeof message);
     return dev->run.blas ? BLURRY_OK : status_fail(BLURRY_E_DEVICE, "device is cuda: %s", message);
 }
@@ -232,7 +235,7 @@ blurry_status device_cuda_open(device *dev, const device_options *options)
     dev->own = memory;
     dev->element = options->dtype == BLURRY_BF16 ? 2 : sizeof(float);
     dev->param_element = dev->stat_element = sizeof(float);
-    blurry_status status = open_stream(dev, options->tf32);
+    blurry_status status = open_stream(dev, options->tf32, options->early_starts);
     if (status == BLURRY_OK)
         dev->backend = &cuda_backend;
     else

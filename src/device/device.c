@@ -102,7 +102,6 @@ blurry_status device_create(device **dev, const device_options *options)
     d->threads = options->threads ? options->threads : threads_default();
     blurry_status status = d->kind == DEVICE_CPU ? cpu_open(d, options) : device_cuda_open(d, options);
     d->one_queue = options->one_queue;
-    d->run.early = options->early_starts;
     d->run.threads = d->threads;
     d->run.element = d->element;
     int64_t scratch =

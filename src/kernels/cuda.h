@@ -28,6 +28,34 @@ static inline void cuda_launch(void (*kernel)(P...), dim3 grid, dim3 block, size
     kernel<<<grid, block, shared_bytes, stream>>>(static_cast<P>(arguments)...);
 }
 
+/* The same for a kernel that begins with cuda_wait_previous. With `early` (kernel_run) it is brought onto the
+ * chip while the kernel in front of it in the stream ends, and waits there. */
+template <typename... P, typename... A>
+static inline void cuda_launch_early(int early, void (*kernel)(P...), dim3 grid, dim3 block,
+                                     size_t shared_bytes, cudaStream_t stream, A... arguments)
+{
+    if (!early) return cuda_launch(kernel, grid, block, shared_bytes, stream, arguments...);
+    if (shared_bytes > 32 * 1024)
+        (void)cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                   (int)shared_bytes);
+    cudaLaunchAttribute attribute = {};
+    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = grid, config.blockDim = block, config.dynamicSmemBytes = shared_bytes;
+    config.stream = stream, config.attrs = &attribute, config.numAttrs = 1;
+    (void)cudaLaunchKernelEx(&config, kernel, static_cast<P>(arguments)...);
+}
+
+/* Waits until all kernels in front have ended and what they wrote is visible. All threads call it, before
+ * they read or write any memory. */
+static __device__ inline void cuda_wait_previous(void)
+{
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
 /* ---- tensor cores: D += A B with fragments as the PTX manual lays them out ---- */
 static __device__ inline void mma_bf16(float d[4], const uint32_t a[4], const uint32_t b[2])
 {

@@ -132,9 +132,14 @@ typedef struct cudaDeviceProp {
     size_t totalGlobalMem, sharedMemPerBlockOptin;
 } cudaDeviceProp;
 
+typedef struct cudaFuncAttributes {
+    int ptxVersion;
+} cudaFuncAttributes;
+
 #ifdef __cplusplus
 extern "C" {
 #endif
+cudaError_t cudaFuncGetAttributes(cudaFuncAttributes *attributes, const void *function);
 cudaError_t cudaGetLastError(void);
 cudaError_t cudaPeekAtLastError(void);
 const char *cudaGetErrorString(cudaError_t error);

@@ -136,8 +136,13 @@ void run_block(machine *m, dim3 grid, dim3 block, uint3 at, const std::vector<in
     for (int i = 0; i < count; i++) {
         thread &t = m->threads[(size_t)i];
         unsigned u = (unsigned)i;
-        t.visible = {
-            {u % block.x, u / block.x % block.y, u / block.x / block.y}, at, block, grid, i % 32, i / 32};
+        t.visible = {{u % block.x, u / block.x % block.y, u / block.x / block.y},
+                     at,
+                     block,
+                     grid,
+                     i % 32,
+                     i / 32,
+                     false};
         t.done = false, t.turn = 0, t.group = 0;
         t.copies.clear();
         m->warps[(size_t)(i / 32)].live |= 1u << i % 32;
@@ -200,6 +205,13 @@ void emulator_run(dim3 grid, dim3 block, size_t shared_bytes, cudaStream_t strea
     emulator_record(stream, [=] {
         if (!emulator_goes_wrong(grid.x * grid.y * grid.z)) run_grid(grid, block, shared_bytes, body);
     });
+}
+
+void emulator_check_waited(void)
+{
+    if (emulator_self->waited) return;
+    fprintf(stderr, "emulator: a kernel launched by cuda_launch_early does not call cuda_wait_previous\n");
+    abort();
 }
 
 void *emulator_dynamic_shared(void)

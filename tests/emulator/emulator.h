@@ -21,6 +21,7 @@ struct emulator_thread {
     uint3 thread_idx, block_idx;
     dim3 block_dim, grid_dim;
     int lane, warp;
+    bool waited; /* whether it called cuda_wait_previous */
 };
 extern thread_local emulator_thread *emulator_self;
 #define threadIdx (emulator_self->thread_idx)
@@ -46,6 +47,24 @@ static inline void cuda_launch(void (*kernel)(P...), dim3 grid, dim3 block, size
 {
     std::tuple<P...> copy(static_cast<P>(arguments)...);
     emulator_run(grid, block, shared_bytes, stream, [=] { std::apply(kernel, copy); });
+}
+
+/* A kernel that is launched early and does not wait ends the program. */
+void emulator_check_waited(void);
+static inline void cuda_wait_previous(void)
+{
+    emulator_self->waited = true;
+}
+template <typename... P, typename... A>
+static inline void cuda_launch_early(int, void (*kernel)(P...), dim3 grid, dim3 block, size_t shared_bytes,
+                                     cudaStream_t stream, A... arguments)
+{
+    std::tuple<P...> copy(static_cast<P>(arguments)...);
+    emulator_run(grid, block, shared_bytes, stream, [=] {
+        emulator_self->waited = false;
+        std::apply(kernel, copy);
+        emulator_check_waited();
+    });
 }
 
 static inline void __syncthreads(void)

@@ -222,3 +222,8 @@ cudaError_t cudaFuncSetAttribute(const void *, enum cudaFuncAttribute, int)
 {
     return cudaSuccess;
 }
+cudaError_t cudaFuncGetAttributes(cudaFuncAttributes *attributes, const void *)
+{
+    attributes->ptxVersion = 90;
+    return cudaSuccess;
+}

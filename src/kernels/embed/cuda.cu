@@ -11,6 +11,7 @@ static __device__ inline int64_t position_row(const embed_args &a, int64_t r)
 
 template <typename T, int N> __global__ void __launch_bounds__(THREADS) embed_forward_kernel(embed_args a)
 {
+    cuda_wait_previous();
     int64_t pieces = a.width / N, n = (int64_t)blockIdx.x * THREADS + threadIdx.x, r = n / pieces,
             c = n % pieces * N;
     if (r >= a.batch * a.length) return;
@@ -90,11 +91,12 @@ template <typename T, int N> static void embed_tokens(const kernel_run *run, emb
     s.head = (float *)(scratch + used), s.tail = s.head + s.segments * width;
     s.lanes = lanes_for(width / N);
     unsigned slabs = (unsigned)kernel_blocks(width, (int64_t)s.lanes * N);
-    cuda_launch(embed_segment_kernel<T, N>,
-                dim3((unsigned)kernel_blocks(s.segments * s.lanes, THREADS), slabs), dim3(THREADS),
-                THREADS * N * sizeof(float), stream, s);
-    cuda_launch(embed_join_kernel<N>, dim3((unsigned)kernel_blocks(s.segments * s.lanes, THREADS), slabs),
-                dim3(THREADS), THREADS * N * sizeof(float), stream, s);
+    cuda_launch_early(run->early, embed_segment_kernel<T, N>,
+                      dim3((unsigned)kernel_blocks(s.segments * s.lanes, THREADS), slabs), dim3(THREADS),
+                      THREADS * N * sizeof(float), stream, s);
+    cuda_launch_early(run->early, embed_join_kernel<N>,
+                      dim3((unsigned)kernel_blocks(s.segments * s.lanes, THREADS), slabs), dim3(THREADS),
+                      THREADS * N * sizeof(float), stream, s);
 }
 
 template <typename T, int N> static void embed_backward_as(const kernel_run *run, const embed_args *a)
@@ -116,8 +118,8 @@ template <typename T, int N> static void embed_forward_as(const kernel_run *run,
 {
     int64_t tokens = a->batch * a->length, items = tokens * (a->width / N);
     if (a->saved && sorts_early(a)) sort_tokens(side_run(run), a->id, tokens, a->vocab, a->saved);
-    cuda_launch(embed_forward_kernel<T, N>, dim3((unsigned)kernel_blocks(items, THREADS)), dim3(THREADS), 0,
-                (cudaStream_t)run->stream, *a);
+    cuda_launch_early(run->early, embed_forward_kernel<T, N>, dim3((unsigned)kernel_blocks(items, THREADS)),
+                      dim3(THREADS), 0, (cudaStream_t)run->stream, *a);
 }
 
 template <typename T> static void embed(const kernel_run *run, const embed_args *a, int backward)

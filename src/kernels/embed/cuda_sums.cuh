@@ -168,6 +168,7 @@ static __device__ inline void put_row(const embed_sums &s, int64_t segment, int6
  * entirely are done here. Loads of SEGMENT tokens start together: they are far apart in memory. */
 template <typename T, int N> __global__ void __launch_bounds__(THREADS) embed_segment_kernel(embed_sums s)
 {
+    cuda_wait_previous();
     CUDA_DYNAMIC_SHARED(float, room); /* [groups, lanes * N] */
     __shared__ int others[32];
     const embed_args &a = s.a;
@@ -253,6 +254,7 @@ static __device__ inline void sum_chain(const embed_sums &s, int64_t first, int6
  * that goes through many is summed by all groups of the block. */
 template <int N> __global__ void __launch_bounds__(THREADS) embed_join_kernel(embed_sums s)
 {
+    cuda_wait_previous();
     enum { MANY = 4 };
     CUDA_DYNAMIC_SHARED(float, room);                        /* [groups, lanes * N] */
     __shared__ int64_t long_id[THREADS], long_last[THREADS]; /* by group */

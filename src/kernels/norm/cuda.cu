@@ -51,6 +51,7 @@ static __device__ inline float lane_squares(const norm_lane<N, K> &at, const flo
 template <typename T, int N, int K>
 __global__ void __launch_bounds__(THREADS) norm_forward_kernel(norm_rows<T> a)
 {
+    cuda_wait_previous();
     int lane = (int)threadIdx.x & (a.lanes - 1);
     int64_t row = ((int64_t)blockIdx.x * THREADS + threadIdx.x) >> a.shift, width = a.width,
             at0 = row * width;
@@ -124,6 +125,7 @@ static __device__ inline void norm_backward_row(const norm_rows<T> &a, int64_t r
 template <typename T, int N, int K>
 __global__ void __launch_bounds__(THREADS) norm_backward_kernel(norm_rows<T> a)
 {
+    cuda_wait_previous();
     CUDA_DYNAMIC_SHARED(float, room); /* [groups, width] */
     int lane = (int)threadIdx.x & (a.lanes - 1), group = (int)threadIdx.x >> a.shift,
         groups = THREADS >> a.shift;
@@ -185,9 +187,9 @@ template <typename T> static void norm_forward(const kernel_run *run, norm_rows<
 {
     if (a.rows <= 0 || a.width <= 0) return;
     bool fits = norm_fits(a);
-    cuda_launch(fits ? forward_kernel(a) : norm_forward_wide_kernel<T>,
-                dim3((unsigned)kernel_blocks(a.rows * (fits ? a.lanes : 32), THREADS)), dim3(THREADS), 0,
-                (cudaStream_t)run->stream, a);
+    cuda_launch_early(run->early, fits ? forward_kernel(a) : norm_forward_wide_kernel<T>,
+                      dim3((unsigned)kernel_blocks(a.rows * (fits ? a.lanes : 32), THREADS)), dim3(THREADS),
+                      0, (cudaStream_t)run->stream, a);
 }
 
 /* Overwrites d_x and d_gate, adds to d_weight and d_bias (NULL: not wanted). */
@@ -204,8 +206,8 @@ static void norm_backward(const kernel_run *run, norm_rows<T> a, float *d_weight
     a.part = handed ? handed : d_weight ? (float *)run->scratch : NULL;
     if (fits) {
         int64_t blocks = d_weight ? parts : kernel_blocks(a.rows, groups);
-        cuda_launch(backward_kernel(a), dim3((unsigned)blocks), dim3(THREADS),
-                    (size_t)(groups * a.width) * sizeof(float), stream, a);
+        cuda_launch_early(run->early, backward_kernel(a), dim3((unsigned)blocks), dim3(THREADS),
+                          (size_t)(groups * a.width) * sizeof(float), stream, a);
     } else {
         if (d_weight) /* first: d_x may be where d_y is */
             cuda_launch(norm_columns_kernel<T>,

@@ -53,6 +53,7 @@ static __device__ inline float wide_sum(const T *x, int64_t width, float mean, i
 
 template <typename T> __global__ void __launch_bounds__(THREADS) norm_forward_wide_kernel(norm_rows<T> a)
 {
+    cuda_wait_previous();
     int64_t row = ((int64_t)blockIdx.x * THREADS + threadIdx.x) / 32, width = a.width, at0 = row * width;
     if (row >= a.rows) return;
     float mean = a.centred ? wide_sum(a.x + at0, width, 0, 0) * a.share : 0;

@@ -54,6 +54,7 @@ static __device__ inline float update_one(const coefficients &c, float p, float 
 
 template <typename E> static __global__ void adamw_kernel(adamw_args a)
 {
+    cuda_wait_previous();
     __shared__ coefficients c;
     __shared__ int skip;
     int64_t i = ((int64_t)blockIdx.x * THREADS + threadIdx.x) * 4;
@@ -83,8 +84,8 @@ template <typename E> static __global__ void adamw_kernel(adamw_args a)
 template <typename E> static void adamw(const kernel_run *run, const adamw_args *a)
 {
     if (a->count < 1) return;
-    cuda_launch(adamw_kernel<E>, (unsigned)kernel_blocks(a->count, BLOCK), THREADS, 0,
-                (cudaStream_t)run->stream, *a);
+    cuda_launch_early(run->early, adamw_kernel<E>, (unsigned)kernel_blocks(a->count, BLOCK), THREADS, 0,
+                      (cudaStream_t)run->stream, *a);
 }
 
 /* ---- sums ---- */
@@ -98,6 +99,7 @@ static int64_t parts_of(int64_t count)
 template <typename E, bool SQUARES>
 static __global__ void sum_parts(const E *x, int64_t count, int64_t per, int add, double *part)
 {
+    cuda_wait_previous();
     __shared__ double room[32];
     int64_t first = (int64_t)blockIdx.x * per, last = first + per < count ? first + per : count;
     double sum = 0;
@@ -112,6 +114,7 @@ static __global__ void sum_parts(const E *x, int64_t count, int64_t per, int add
 /* *out += the parts, the same way on every run. */
 static __global__ void add_up(const double *part, int64_t parts, double *out)
 {
+    cuda_wait_previous();
     __shared__ double room[32];
     double sum = 0;
     for (int64_t i = threadIdx.x; i < parts; i += THREADS) sum += part[i];
@@ -125,10 +128,10 @@ template <typename E, bool SQUARES> static void reduce(const kernel_run *run, co
     int64_t parts = parts_of(a->count);
     double *part = (double *)run->scratch;
     if (a->count < 1) return;
-    cuda_launch(sum_parts<E, SQUARES>, (unsigned)parts, THREADS, 0, stream, (const E *)a->x, a->count,
-                kernel_blocks(a->count, parts), parts == 1, parts == 1 ? a->out : part);
+    cuda_launch_early(run->early, sum_parts<E, SQUARES>, (unsigned)parts, THREADS, 0, stream, (const E *)a->x,
+                      a->count, kernel_blocks(a->count, parts), parts == 1, parts == 1 ? a->out : part);
     if (parts == 1) return;
-    cuda_launch(add_up, 1, THREADS, 0, stream, (const double *)part, parts, a->out);
+    cuda_launch_early(run->early, add_up, 1, THREADS, 0, stream, (const double *)part, parts, a->out);
 }
 
 template <typename E> static void sum_squares(const kernel_run *run, const reduce_args *a)
@@ -221,6 +224,7 @@ template <typename E> static void convert(const kernel_run *run, const convert_a
 /* ---- clipping ---- */
 static __global__ void clip_kernel(clip_args a)
 {
+    cuda_wait_previous();
     double norm = a.average * sqrt(*a.sum_squares);
     a.scalars->grad_scale = a.average * (a.limit > 0 && norm > a.limit ? a.limit / norm : 1);
     if (a.norm) *a.norm = norm;
@@ -230,7 +234,7 @@ static __global__ void clip_kernel(clip_args a)
 
 template <typename E> static void clip(const kernel_run *run, const clip_args *a)
 {
-    cuda_launch(clip_kernel, 1, 1, 0, (cudaStream_t)run->stream, *a);
+    cuda_launch_early(run->early, clip_kernel, 1, 1, 0, (cudaStream_t)run->stream, *a);
 }
 
 #define ENTRIES(name, args)                                                                                  \

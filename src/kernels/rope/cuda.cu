@@ -28,6 +28,7 @@ __global__ void __launch_bounds__(THREADS)
     rope_by_table_kernel(int64_t rows, int64_t length, int64_t heads, int64_t dim, const float *table,
                          float direction, const T *x, T *y)
 {
+    cuda_wait_previous();
     int64_t half = dim / 2, pieces = kernel_max(1, half / N), n = (int64_t)blockIdx.x * THREADS + threadIdx.x;
     int64_t row = n / pieces, i = n % pieces * N;
     if (row >= rows) return;
@@ -55,6 +56,7 @@ __global__ void __launch_bounds__(THREADS)
     rope_join_kernel(int64_t rows, int64_t length, int64_t heads, int64_t dim, int64_t turned,
                      const float *table, const T *x, T *y)
 {
+    cuda_wait_previous();
     int64_t half = dim / 2, pieces = kernel_max(1, half / N), n = (int64_t)blockIdx.x * THREADS + threadIdx.x;
     int64_t row = n / pieces, i = n - row * pieces, token = row / heads, stream = blockIdx.y;
     if (row >= rows) return;
@@ -114,9 +116,9 @@ template <typename T, int N>
 static void by_table(const kernel_run *run, const rope_args *a, const void *x, void *y, float direction)
 {
     int64_t rows = a->batch * a->length * a->heads, items = rows * kernel_max(1, a->dim / 2 / N);
-    cuda_launch(rope_by_table_kernel<T, N>, dim3((unsigned)kernel_blocks(items, THREADS)), dim3(THREADS), 0,
-                (cudaStream_t)run->stream, rows, a->length, a->heads, a->dim, (const float *)a->table,
-                direction, (const T *)x, (T *)y);
+    cuda_launch_early(run->early, rope_by_table_kernel<T, N>, dim3((unsigned)kernel_blocks(items, THREADS)),
+                      dim3(THREADS), 0, (cudaStream_t)run->stream, rows, a->length, a->heads, a->dim,
+                      (const float *)a->table, direction, (const T *)x, (T *)y);
 }
 
 template <typename T>
@@ -140,9 +142,10 @@ static void rotate(const kernel_run *run, const rope_args *a, const void *x, voi
 template <typename T, int N> static void join_as(const kernel_run *run, const rope_args *a)
 {
     int64_t rows = a->batch * a->length * a->heads, items = rows * kernel_max(1, a->dim / 2 / N);
-    cuda_launch(rope_join_kernel<T, N>, dim3((unsigned)kernel_blocks(items, THREADS), (unsigned)a->streams),
-                dim3(THREADS), 0, (cudaStream_t)run->stream, rows, a->length, a->heads, a->dim, a->turned,
-                (const float *)a->table, (const T *)a->d_y, (T *)a->d_x);
+    cuda_launch_early(run->early, rope_join_kernel<T, N>,
+                      dim3((unsigned)kernel_blocks(items, THREADS), (unsigned)a->streams), dim3(THREADS), 0,
+                      (cudaStream_t)run->stream, rows, a->length, a->heads, a->dim, a->turned,
+                      (const float *)a->table, (const T *)a->d_y, (T *)a->d_x);
 }
 
 template <typename T> static void join(const kernel_run *run, const rope_args *a)

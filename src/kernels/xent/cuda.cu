@@ -38,9 +38,9 @@ static void spread(const kernel_run *run, const xent_args *a, const float *d_x, 
     bool wide = a->width % 4 == 0 && all_aligned(a->d_hidden, d_x);
     int64_t items = a->n_hidden * (wide ? a->width / 4 : a->width);
     if (items > 0)
-        cuda_launch(wide ? xent_spread_kernel<T, 4> : xent_spread_kernel<T, 1>,
-                    dim3((unsigned)kernel_blocks(items, JOIN_THREADS)), dim3(JOIN_THREADS), 0,
-                    (cudaStream_t)run->stream, *a, d_x, first_label, shared_row);
+        cuda_launch_early(run->early, wide ? xent_spread_kernel<T, 4> : xent_spread_kernel<T, 1>,
+                          dim3((unsigned)kernel_blocks(items, JOIN_THREADS)), dim3(JOIN_THREADS), 0,
+                          (cudaStream_t)run->stream, *a, d_x, first_label, shared_row);
 }
 
 /* ---- fused ---- */
@@ -78,25 +78,27 @@ static xent_block fused_layout(const xent_args *a, scratch_taker *s)
 }
 
 /* The labels' losses and gradients of one block. */
-template <int D> static void fused_labels(cudaStream_t stream, const xent_block &b, int backward)
+template <int D> static void fused_labels(const kernel_run *run, const xent_block &b, int backward)
 {
+    cudaStream_t stream = (cudaStream_t)run->stream;
     dim3 scan((unsigned)b.splits, (unsigned)(b.padded / BLOCK_LABELS));
     cuda_launch(backward ? xent_scan_kernel<D, true> : xent_scan_kernel<D, false>, scan, dim3(SCAN_THREADS),
                 sizeof(scan_shared<D>), stream, b);
-    cuda_launch(backward ? xent_join_kernel<true> : xent_join_kernel<false>,
-                dim3((unsigned)(b.padded / JOIN_LABELS)), dim3(JOIN_THREADS), 0, stream, b);
+    cuda_launch_early(run->early, backward ? xent_join_kernel<true> : xent_join_kernel<false>,
+                      dim3((unsigned)(b.padded / JOIN_LABELS)), dim3(JOIN_THREADS), 0, stream, b);
 }
 
 /* d_weight of one block, in two halves of its labels; the second half is added after the last block. */
-template <int D> static void fused_weight(cudaStream_t stream, const xent_block &b)
+template <int D> static void fused_weight(const kernel_run *run, const xent_block &b)
 {
+    cudaStream_t stream = (cudaStream_t)run->stream;
     int64_t count = b.a.vocab * b.a.width;
     cuda_launch(xent_weight_kernel<D>, dim3((unsigned)kernel_blocks(b.tiles, STEP_TILES), HALVES),
                 dim3(WEIGHT_THREADS), sizeof(weight_stage<D>) * STAGES, stream, b);
     if (b.first + b.padded >= b.a.labels)
-        cuda_launch(xent_late_kernel, dim3((unsigned)kernel_blocks(count, 4 * JOIN_THREADS)),
-                    dim3(JOIN_THREADS), 0, stream, (float *)b.a.d_weight, (const float *)b.late_weight,
-                    count);
+        cuda_launch_early(run->early, xent_late_kernel,
+                          dim3((unsigned)kernel_blocks(count, 4 * JOIN_THREADS)), dim3(JOIN_THREADS), 0,
+                          stream, (float *)b.a.d_weight, (const float *)b.late_weight, count);
 }
 
 /* Where all labels are one block, what d_weight is made of goes to memory that stays, and d_weight to the
@@ -110,11 +112,10 @@ static void fused(const kernel_run *run, const xent_args *a, int backward)
     if (handed) scratch.base = (char *)handed;
     b = fused_layout(a, &scratch);
     for (b.first = 0; b.first < a->labels; b.first += b.padded) {
-        cudaStream_t stream = (cudaStream_t)run->stream;
-        narrow ? fused_labels<64>(stream, b, backward) : fused_labels<128>(stream, b, backward);
+        narrow ? fused_labels<64>(run, b, backward) : fused_labels<128>(run, b, backward);
         if (!weight) continue;
-        stream = (cudaStream_t)(handed ? side_run(run) : run)->stream;
-        narrow ? fused_weight<64>(stream, b) : fused_weight<128>(stream, b);
+        const kernel_run *then = handed ? side_run(run) : run;
+        narrow ? fused_weight<64>(then, b) : fused_weight<128>(then, b);
     }
     if (backward) spread<bf16>(run, a, b.d_x, b.first_label, b.shared_row);
 }

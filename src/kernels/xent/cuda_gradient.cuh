@@ -96,6 +96,7 @@ static __device__ inline void mark_row(const xent_args &a, int64_t label, int *f
 /* A warp per label. */
 template <bool BACKWARD> __global__ void __launch_bounds__(JOIN_THREADS) xent_join_kernel(xent_block b)
 {
+    cuda_wait_previous();
     const xent_args &a = b.a;
     int64_t i = (int64_t)blockIdx.x * JOIN_LABELS + threadIdx.x / 32, label = b.first + i,
             count = label_count(a);
@@ -127,6 +128,7 @@ template <typename T, int N>
 __global__ void __launch_bounds__(JOIN_THREADS)
     xent_spread_kernel(xent_args a, const float *d_x, const int *first_label, const int *shared_row)
 {
+    cuda_wait_previous();
     int64_t pieces = a.width / N, n = (int64_t)blockIdx.x * JOIN_THREADS + threadIdx.x, r = n / pieces,
             c = (n - r * pieces) * N;
     if (r >= a.n_hidden) return;
@@ -146,6 +148,7 @@ __global__ void __launch_bounds__(JOIN_THREADS)
 static __global__ void __launch_bounds__(JOIN_THREADS)
     xent_late_kernel(float *d_weight, const float *late_weight, int64_t count)
 {
+    cuda_wait_previous();
     int64_t at = ((int64_t)blockIdx.x * JOIN_THREADS + threadIdx.x) * 4;
     if (at >= count) return;
     float sum[4], x[4];
