@@ -44,6 +44,18 @@ static __device__ inline fast_place fast_place_of(const bla_call &c, const fast_
     return p;
 }
 
+/* t mod rows, rows below 2^20: steps of 32 bits, where a division of 64 bits would be a call and push the
+ * accumulators out of the registers. */
+static __device__ inline uint32_t fast_phase(int64_t t, uint32_t rows)
+{
+    uint32_t high = (uint32_t)((uint64_t)t >> 32), low = (uint32_t)t;
+    if (high == 0) return low % rows;
+    uint32_t phase = high % rows;
+    phase = (phase << 12 | low >> 20) % rows;
+    phase = (phase << 12 | (low >> 8 & 0xfff)) % rows;
+    return (phase << 8 | (low & 0xff)) % rows;
+}
+
 /* The table entry of a chunk: from the period's table, from those made for this call, or built into this
  * block's scratch (with barriers; `room` is shared memory that nothing else uses now). */
 template <bool DECAY>
@@ -52,7 +64,8 @@ static __device__ inline const char *fast_entry(const bla_call &c, const fast_ru
 {
     const bla_period *period = c.periods + p.chain.h;
     int64_t t0 = p.chain.position + chunk * CHUNK;
-    if (period->rows) return period->entries + t0 % period->rows * period->entry_stride;
+    if (period->rows)
+        return period->entries + (int64_t)fast_phase(t0, (uint32_t)period->rows) * period->entry_stride;
     if (r.made) {
         int64_t sequence = c.positions ? p.chain.b : 0;
         return r.scratch +
@@ -63,11 +76,18 @@ static __device__ inline const char *fast_entry(const bla_call &c, const fast_ru
     return mine;
 }
 
-/* c at a fragment pair: 16 rows of group `rows`, columns 16 * pair ..; multiplies two accumulators. */
-static __device__ inline uint4 fast_c_load(const char *entry, int SP, int rows, int pair)
+/* c at a fragment pair: 16 rows of group `rows`, columns 16 * pair ..; multiplies two accumulators. `c` is an
+ * entry's bf16 c, where it lies or copied to shared memory. */
+static __device__ inline uint4 fast_c_load(const char *c, int SP, int rows, int pair)
 {
-    const char *at = entry + entry_p_bytes(SP) + ((rows * (SP / 16) + pair) * 32 + (threadIdx.x & 31)) * 16;
-    return *(const uint4 *)at;
+    return *(const uint4 *)(c + ((rows * (SP / 16) + pair) * 32 + (threadIdx.x & 31)) * 16);
+}
+/* Starts copying an entry's bf16 c to shared memory, by all threads of a block. */
+template <int SP, int THREADS> static __device__ inline void fast_c_copy(char *to, const char *entry)
+{
+#pragma unroll
+    for (int i = 0; i < (int)entry_p_bytes(SP); i += 16 * THREADS)
+        copy_async16(to + i + 16 * threadIdx.x, entry + entry_p_bytes(SP) + i + 16 * threadIdx.x, true);
 }
 static __device__ inline void fast_c_scale(const uint4 &c, float *low, float *high)
 {

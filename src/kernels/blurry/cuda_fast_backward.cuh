@@ -26,8 +26,8 @@ template <int D_, int SP_> struct backward_form {
     static constexpr bool SHARES = 4 * SLOTS + ROWS + 2 * INNER + STAGE > LIMIT;
     static constexpr int FIXED = (SHARES ? 2 : 4) * SLOTS + ROWS + 2 * INNER;
     static constexpr int STAGES = FIXED + 2 * STAGE <= LIMIT ? 2 : 1;
-    static constexpr int SHARED = FIXED + STAGES * STAGE;
-    static_assert(SHARED <= LIMIT, "shared memory");
+    static constexpr int SHARED = FIXED + STAGES * STAGE, C = TABLE; /* with decay c follows the stages */
+    static_assert(SHARED + C <= LIMIT, "shared memory");
 };
 
 /* One warp's view of the block: the tiles of its side. */
@@ -38,6 +38,7 @@ template <typename F> struct backward_side {
     char *stages;                          /* tiles of the stages: q, d_o, k, v, P */
     char *slots, *d_slots, *inner;         /* slots before the chunk; gradient of those after it; dA or G */
     char *rows_all;                        /* [4] row groups: dP, or dX then p */
+    char *c;                               /* c of the chunk, with decay */
     __device__ char *left(int stage) const /* q or d_o */
     {
         return stages + stage * F::STAGE + side * F::TOKENS;
@@ -66,6 +67,7 @@ template <typename F> static __device__ inline backward_side<F> backward_view(ch
     s.rows_all = at;
     s.inner = at + F::ROWS + s.side * F::INNER;
     s.stages = shared + F::FIXED;
+    s.c = shared + F::SHARED;
     return s;
 }
 
@@ -95,13 +97,14 @@ static __device__ inline const char *backward_load(const bla_call &c, const fast
     return entry;
 }
 
-/* Starts loading the slots before a chunk. */
-template <typename F>
+/* Starts loading the slots before a chunk, and its c. */
+template <typename F, bool DECAY>
 static __device__ inline void backward_load_slots(const bla_call &c, const fast_run &r, const fast_place &p,
-                                                  int64_t chunk, const backward_side<F> &s)
+                                                  int64_t chunk, const char *entry, const backward_side<F> &s)
 {
     const bf16 *from = r.saved + ((p.saved + chunk * c.Hkv) * 2 + s.side) * F::SP * F::D;
     tile_load<F::D, F::SP, 128>(s.slots, from, F::D, F::SP, F::D, threadIdx.x & 127);
+    if (DECAY) fast_c_copy<F::SP, 256>(s.c, entry);
     copy_async_commit();
 }
 
@@ -123,8 +126,7 @@ static __device__ inline void backward_put_rows(char *tile, const uint32_t (&a)[
  * memory. */
 template <typename F, bool DECAY>
 static __device__ inline void backward_softmax(float (&x)[F::SP / 8][4], float2 sum, float scale,
-                                               const char *entry, const backward_side<F> &s,
-                                               uint32_t (&d_x)[F::KS][4])
+                                               const backward_side<F> &s, uint32_t (&d_x)[F::KS][4])
 {
     constexpr int N = F::SP / 8;
     int lane = threadIdx.x & 31;
@@ -137,6 +139,7 @@ static __device__ inline void backward_softmax(float (&x)[F::SP / 8][4], float2 
         mean[0] += x[n][0] * d.x + x[n][1] * d.y, mean[1] += x[n][2] * d.z + x[n][3] * d.w;
     }
     mean[0] = quad_sum(mean[0]), mean[1] = quad_sum(mean[1]);
+    __syncwarp(); /* so that dP is read again, not kept in registers that are not there */
     uint32_t p[F::KS][4];
 #pragma unroll
     for (int k = 0; k < F::KS; k++) {
@@ -150,7 +153,7 @@ static __device__ inline void backward_softmax(float (&x)[F::SP / 8][4], float2 
             y[i][3] = x[2 * k + i][3] * (d[i].w - mean[1]) * scale;
         }
         if (DECAY) {
-            uint4 c = fast_c_load(entry, F::SP, s.rows, k);
+            uint4 c = fast_c_load(s.c, F::SP, s.rows, k);
             fast_c_scale(c, y[0], y[1]);
             fast_c_scale(c, x[2 * k], x[2 * k + 1]);
         }
@@ -254,7 +257,7 @@ static __device__ inline void backward_pull(float (&x)[F::MT][F::NT][4], const b
 /* One query head of a chunk. */
 template <typename F, bool DECAY>
 static __device__ inline void backward_head(const bla_call &c, const fast_place &p, int64_t chunk, int head,
-                                            int stage, const char *entry, const backward_side<F> &s,
+                                            int stage, const backward_side<F> &s,
                                             float (&d_slots)[F::MT][F::NT][4], float (&d_tokens)[F::NT][4])
 {
     constexpr int D = F::D, SP = F::SP;
@@ -268,13 +271,13 @@ static __device__ inline void backward_head(const bla_call &c, const fast_place 
         else
             fast_against<D, SP, 4>(x, s.left(stage), s.tokens(stage), s.slots, s.table(stage), s.rows, 0);
         if (s.side == 0) {
-            if (DECAY) fast_scale<SP>(x, entry, s.rows, 0);
+            if (DECAY) fast_scale<SP>(x, s.c, s.rows, 0);
             fast_mask(x, c.periods + p.chain.h, p.chain.position + chunk * CHUNK + 16 * s.rows, c.S, 0);
             float2 sum = fast_exponentials<1>(x, c.scale * 1.4426950408889634f, s.rows, 0, NULL);
             barrier_named(1 + s.rows, 64);
-            backward_softmax<F, DECAY>(x, sum, c.scale, entry, s, w);
+            backward_softmax<F, DECAY>(x, sum, c.scale, s, w);
         } else {
-            if (DECAY) fast_scale<SP>(x, entry, s.rows, 0);
+            if (DECAY) fast_scale<SP>(x, s.c, s.rows, 0);
             float4 *to = (float4 *)(s.rows_all + s.rows * (F::ROWS / 4)) + (threadIdx.x & 31);
 #pragma unroll
             for (int i = 0; i < SP / 8; i++) to[i * 32] = make_float4(x[i][0], x[i][1], x[i][2], x[i][3]);
@@ -337,11 +340,13 @@ static __global__ void __launch_bounds__(256, 1) fast_backward_kernel(bla_call c
     const bla_state &after = c.d_out;
     const int width = s.side ? c.Dv : c.Dk;
     const int64_t each = fast_part_chunks(r, p.chain);
+    int part = p.from < p.to ? (int)((p.to - 1 - p.from) / each) : -1; /* of the chunk at work */
+    int64_t part_from = p.from + part * each;
     float d_slots[F::MT][F::NT][4], kept[F::MT][2];
     const char *next = NULL;
     if (p.from < p.to) {
         next = backward_load<F, DECAY>(c, r, p, p.to - 1, s, 0);
-        backward_load_slots<F>(c, r, p, p.to - 1, s);
+        backward_load_slots<F, DECAY>(c, r, p, p.to - 1, next, s);
     }
     bool given = after.k && p.segment == r.segments - 1;
     const float *d = !given   ? NULL
@@ -350,12 +355,15 @@ static __global__ void __launch_bounds__(256, 1) fast_backward_kernel(bla_call c
     fast_slots_load(d_slots, d, c.S, width, s.slot0, unit);
 #pragma unroll
     for (int m = 0; m < F::MT; m++) kept[m][0] = kept[m][1] = 1.0f;
+    if (DECAY && r.segments > 1 && s.side == 0) /* parts without chunks */
+        for (int64_t i = part + 1; i < r.parts; i++)
+            fast_keep_store(kept, r.keeps + (p.unit + i) * SP, s.slot0);
+    float end[F::MT][2];
+    if (DECAY && p.from < p.to)
+        fast_keep(next, SP, (int)min((int64_t)CHUNK, p.chain.count - (p.to - 1) * CHUNK), s.slot0, end);
     for (int64_t chunk = p.to - 1; chunk >= p.from; chunk--) {
         const int stage = F::STAGES == 2 ? (int)((p.to - 1 - chunk) & 1) : 0;
-        const char *entry = next;
         if (DECAY) {
-            float end[F::MT][2];
-            fast_keep(entry, SP, (int)min((int64_t)CHUNK, p.chain.count - chunk * CHUNK), s.slot0, end);
             fast_rows_scale(d_slots, end);
 #pragma unroll
             for (int m = 0; m < F::MT; m++) kept[m][0] *= end[m][0], kept[m][1] *= end[m][1];
@@ -363,8 +371,10 @@ static __global__ void __launch_bounds__(256, 1) fast_backward_kernel(bla_call c
         if (!F::SHARES) fast_copy_out<D>(d_slots, s.d_slots, s.slot0);
         copy_async_wait<0>();
         __syncthreads();
-        if (F::STAGES == 2 && chunk > p.from)
+        if (F::STAGES == 2 && chunk > p.from) {
             next = backward_load<F, DECAY>(c, r, p, chunk - 1, s, 1 - stage);
+            if (DECAY) fast_keep(next, SP, CHUNK, s.slot0, end); /* arrives long before it is needed */
+        }
         float d_tokens[F::NT][4];
         tile_zero(d_tokens);
         for (int head = 0; head < c.group; head++) {
@@ -375,18 +385,21 @@ static __global__ void __launch_bounds__(256, 1) fast_backward_kernel(bla_call c
                 copy_async_wait<0>();
                 __syncthreads();
             }
-            backward_head<F, DECAY>(c, p, chunk, head, stage, entry, s, d_slots, d_tokens);
+            backward_head<F, DECAY>(c, p, chunk, head, stage, s, d_slots, d_tokens);
             __syncthreads();
         }
-        if (DECAY && r.segments > 1 && s.side == 0 &&
-            (chunk - p.from) % each == 0) { /* the first chunk of a part */
-            fast_keep_store(kept, r.keeps + (p.unit + (chunk - p.from) / each) * SP, s.slot0);
+        if (DECAY && r.segments > 1 && chunk == part_from) { /* the first chunk of a part */
+            if (s.side == 0) fast_keep_store(kept, r.keeps + (p.unit + part) * SP, s.slot0);
 #pragma unroll
             for (int m = 0; m < F::MT; m++) kept[m][0] = kept[m][1] = 1.0f;
+            part--, part_from -= each;
         }
         if (chunk == p.from) break;
-        if (F::STAGES == 1) next = backward_load<F, DECAY>(c, r, p, chunk - 1, s, 0);
-        backward_load_slots<F>(c, r, p, chunk - 1, s);
+        if (F::STAGES == 1) {
+            next = backward_load<F, DECAY>(c, r, p, chunk - 1, s, 0);
+            if (DECAY) fast_keep(next, SP, CHUNK, s.slot0, end);
+        }
+        backward_load_slots<F, DECAY>(c, r, p, chunk - 1, next, s);
     }
     if (r.segments > 1) {
         fast_state_store<SP>(d_slots, r.states + p.unit * 2 * SP * D, s.side, s.slot0);

@@ -84,20 +84,21 @@ static __global__ void __launch_bounds__(256, 1) fast_correct_kernel(bla_call c,
     float x[F::MT][F::NT][4];
     const char *next = p.from < p.to ? correct_load<D, SP, DECAY>(c, r, p, p.to - 1, stages, 0) : NULL;
     correct_begin<F, DECAY>(r, p, side, slot0, x);
+    float end[F::MT][2]; /* what the slots keep over the chunk: fetched one chunk ahead */
+    if (DECAY && p.from < p.to)
+        fast_keep(next, SP, (int)min((int64_t)CHUNK, p.chain.count - (p.to - 1) * CHUNK), slot0, end);
     for (int64_t chunk = p.to - 1; chunk >= p.from; chunk--) {
         int stage = (int)((p.to - 1 - chunk) & 1),
             n = (int)min((int64_t)CHUNK, p.chain.count - chunk * CHUNK);
         char *table = stages + stage * M::STAGE, *tile = table + M::TABLE + side * M::TOKENS;
-        if (DECAY) {
-            float end[F::MT][2];
-            fast_keep(next, SP, n, slot0, end);
-            fast_rows_scale(x, end);
-        }
+        if (DECAY) fast_rows_scale(x, end);
         if (DECAY || chunk == p.to - 1) fast_copy_out<D>(x, d_slots, slot0);
         copy_async_wait<0>();
         __syncthreads();
-        if (chunk > p.from)
+        if (chunk > p.from) {
             next = correct_load<D, SP, DECAY>(c, r, p, chunk - 1, stages + (1 - stage) * M::STAGE, 1 - stage);
+            if (DECAY) fast_keep(next, SP, CHUNK, slot0, end);
+        }
         float y[F::NT][4];
         tile_zero(y);
         backward_through<F>(y, table, d_slots, rows);

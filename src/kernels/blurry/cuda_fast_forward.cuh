@@ -162,11 +162,11 @@ static __device__ inline float2 fast_exponentials(float (&x)[N][4], float factor
 
 /* Multiplies all accumulators of a row group by c. */
 template <int SP, int N>
-static __device__ inline void fast_scale(float (&x)[N][4], const char *entry, int rows, int slot0)
+static __device__ inline void fast_scale(float (&x)[N][4], const char *c, int rows, int slot0)
 {
 #pragma unroll
     for (int n = 0; n < N; n += 2)
-        fast_c_scale(fast_c_load(entry, SP, rows, slot0 / 16 + n / 2), x[n], x[n + 1]);
+        fast_c_scale(fast_c_load(c, SP, rows, slot0 / 16 + n / 2), x[n], x[n + 1]);
 }
 
 /* One query head of a chunk: reads the slots and stores 16 rows of o. U as in fast_against. */
@@ -184,10 +184,10 @@ static __device__ inline void forward_read(const bla_call &c, const fast_place &
     {
         float x[N][4];
         fast_against<D, SP, U>(x, t.q, t.k, slots_k, t.p, rows, slot0);
-        if (DECAY) fast_scale<SP>(x, entry, rows, slot0);
+        if (DECAY) fast_scale<SP>(x, entry + entry_p_bytes(SP), rows, slot0);
         fast_mask(x, period, p.chain.position + chunk * CHUNK + 16 * rows, c.S, slot0);
         sum = fast_exponentials<F::SPLIT>(x, c.scale * 1.4426950408889634f, rows, share, exchange);
-        if (DECAY) fast_scale<SP>(x, entry, rows, slot0);
+        if (DECAY) fast_scale<SP>(x, entry + entry_p_bytes(SP), rows, slot0);
 #pragma unroll
         for (int n = 0; n < N; n += 2) tile_pack(weight[n / 2], x[n], x[n + 1]);
     }

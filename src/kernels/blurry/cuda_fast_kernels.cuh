@@ -36,7 +36,7 @@ static void backward_launch(const bla_call *call, const fast_run *run, bool corr
                     correct_form<D, SP>::SHARED, stream, *call, *run);
     else
         cuda_launch(fast_backward_kernel<D, SP, DECAY>, dim3((unsigned)blocks), dim3(256),
-                    backward_form<D, SP>::SHARED, stream, *call, *run);
+                    backward_form<D, SP>::SHARED + (DECAY ? backward_form<D, SP>::C : 0), stream, *call, *run);
 }
 
 template <int D, int SP, bool DECAY> static const fast_kernels *kernels_of(void)
