@@ -1,7 +1,8 @@
 /* Times the CUDA operator: forward, and forward with backward, each as a CUDA graph, medians after warm-up.
- *     cuda_operator [part of a case's name ...]
+ *     cuda_operator [form=1|2] [window=CHUNKS] [part of a case's name ...]
+ * form: the forward pass in one or in two where those cover the case; else as is estimated to be faster.
  * Results are checked by tests/cuda/test_operator.cu; here only that they are finite. */
-#include "kernels/blurry/blurry.h"
+#include "kernels/blurry/cuda_fast.h"
 #include "kernels/cuda.h"
 
 #include <algorithm>
@@ -165,9 +166,12 @@ int main(int count, char **arguments)
         {"mqar B32 L512 H1 D128 S63", BLURRY_BF16, 32, 512, 1, 128, 32, 2, 0, 1},
         {"mqar B32 L512 H1 D128 S63", BLURRY_BF16, 32, 512, 1, 128, 32, 2, 1, 1},
         {"linear B1 L4096 H16", BLURRY_BF16, 1, 4096, 16, 64, 64, 2, 0, 1},
+        {"linear B1 L4096 H16", BLURRY_BF16, 1, 4096, 16, 64, 64, 2, 1, 1},
         {"linear B1 L16384 H16", BLURRY_BF16, 1, 16384, 16, 64, 64, 2, 0, 1},
+        {"linear B1 L16384 H16", BLURRY_BF16, 1, 16384, 16, 64, 64, 2, 1, 1},
         {"linear B1 L262144 H16", BLURRY_BF16, 1, 262144, 16, 64, 64, 2, 0, 1},
         {"linear B1 L1048576 H16", BLURRY_BF16, 1, 1048576, 16, 64, 64, 2, 0, 1},
+        {"linear B1 L1048576 H16", BLURRY_BF16, 1, 1048576, 16, 64, 64, 2, 1, 0},
         {"f32 B4 L4096 H16 D64 S127", BLURRY_F32, 4, 4096, 16, 64, 64, 2, 0, 1},
         {"f32 B4 L4096 H16 D64 S127", BLURRY_F32, 4, 4096, 16, 64, 64, 2, 1, 1},
         {"f32 real T B4 L4096 H16 D64", BLURRY_F32, 4, 4096, 16, 64, 64, 2.001, 1, 1},
@@ -178,9 +182,18 @@ int main(int count, char **arguments)
         {"bf16 slots B4 L4096 H16 D64 S255", BLURRY_BF16, 4, 4096, 16, 64, 128, 2, 1, 1},
         {"f32 long B1 L65536 H16 D64 S127", BLURRY_F32, 1, 65536, 16, 64, 64, 2, 1, 1},
     };
+    std::vector<const char *> names;
+    for (int i = 1; i < count; i++) {
+        if (!strncmp(arguments[i], "form=", 5))
+            fast_wished.form = atoi(arguments[i] + 5);
+        else if (!strncmp(arguments[i], "window=", 7))
+            fast_wished.window = atoll(arguments[i] + 7);
+        else
+            names.push_back(arguments[i]);
+    }
     for (const bench_case &c : cases) {
-        bool wanted = count < 2;
-        for (int i = 1; i < count; i++) wanted = wanted || strstr(c.name, arguments[i]);
+        bool wanted = names.empty();
+        for (const char *name : names) wanted = wanted || strstr(c.name, name);
         if (wanted) run(c);
     }
     return 0;

@@ -56,23 +56,31 @@ static __device__ inline uint32_t fast_phase(int64_t t, uint32_t rows)
     return (phase << 8 | (low & 0xff)) % rows;
 }
 
-/* The table entry of a chunk: from the period's table, from those made for this call, or built into this
- * block's scratch (with barriers; `room` is shared memory that nothing else uses now). */
+/* The table entry of a chunk of sequence b, from position t0 on: of the period's table or of those made for
+ * this call, else NULL. */
+template <bool DECAY>
+static __device__ inline const char *fast_entry_ready(const bla_call &c, const fast_run &r, int64_t b,
+                                                      int64_t h, int64_t t0, int SP, int64_t chunk)
+{
+    const bla_period *period = c.periods + h;
+    if (period->rows)
+        return period->entries + (int64_t)fast_phase(t0, (uint32_t)period->rows) * period->entry_stride;
+    if (!r.made) return NULL;
+    int64_t sequence = c.positions ? b : 0;
+    return r.scratch + ((sequence * r.loose + period->loose) * r.made + chunk) * entry_made_bytes(SP, DECAY);
+}
+
+/* The same, or built into this block's scratch (with barriers; `room` is shared memory that nothing else uses
+ * now). */
 template <bool DECAY>
 static __device__ inline const char *fast_entry(const bla_call &c, const fast_run &r, const fast_place &p,
                                                 int SP, int64_t chunk, int stage, void *room)
 {
-    const bla_period *period = c.periods + p.chain.h;
     int64_t t0 = p.chain.position + chunk * CHUNK;
-    if (period->rows)
-        return period->entries + (int64_t)fast_phase(t0, (uint32_t)period->rows) * period->entry_stride;
-    if (r.made) {
-        int64_t sequence = c.positions ? p.chain.b : 0;
-        return r.scratch +
-               ((sequence * r.loose + period->loose) * r.made + chunk) * entry_made_bytes(SP, DECAY);
-    }
+    const char *ready = fast_entry_ready<DECAY>(c, r, p.chain.b, p.chain.h, t0, SP, chunk);
+    if (ready) return ready;
     char *mine = r.scratch + ((int64_t)blockIdx.x * 2 + stage) * entry_bytes(SP);
-    entry_build(c.S, SP, period->T, t0, DECAY, r.sines, (entry_row *)room, mine);
+    entry_build(c.S, SP, c.periods[p.chain.h].T, t0, DECAY, r.sines, (entry_row *)room, mine);
     return mine;
 }
 

@@ -20,6 +20,11 @@ struct fast_run {
     int loose;     /* periods that are not tabulated */
     const double *sines; /* [2, S] */
     int spread;          /* blocks dealt out before a multiprocessor gets its second */
+    /* The forward pass in two (cuda_fast_read.cuh), of the chunks from .. to - 1 of every sequence: */
+    int64_t from, to;
+    int64_t window; /* the chunks per sequence there is room for in `saved`; 0: it has room for all */
+    uint32_t units; /* query heads times chunks, with gaps where sequences are packed */
+    int sequences;
 };
 
 /* Chunk states of chain (b, h) are saved from this index on, Hkv apart: floor(first / 64) + b chunks of every
@@ -27,6 +32,14 @@ struct fast_run {
 static inline __host__ __device__ int64_t fast_saved_base(int64_t first, int64_t b, int64_t Hkv, int64_t h)
 {
     return (first / 64 + b) * Hkv + h;
+}
+
+/* Where the slots before a chunk of chain (b, h) are among those saved. */
+static inline __device__ int64_t fast_saved_at(const fast_run &r, int64_t first, int64_t b, int64_t Hkv,
+                                               int64_t h, int64_t chunk)
+{
+    if (r.window) return (b * r.window + chunk - r.from) * Hkv + h;
+    return fast_saved_base(first, b, Hkv, h) + chunk * Hkv;
 }
 
 enum fast_pass {
@@ -44,7 +57,14 @@ struct fast_kernels {
     /* The backward pass of every segment as if no gradient came from later ones, then (correct) what that
      * misses. */
     void (*backward)(const bla_call *call, const fast_run *run, bool correct, cudaStream_t stream);
+    /* The forward pass where the slots before every chunk are in run->saved; NULL: not for this shape. */
+    void (*read)(const bla_call *call, const fast_run *run, cudaStream_t stream);
 };
+
+/* Saves the slots before every chunk, `columns` (16, 32 or 64) of them to a block, and those on exit.
+ * (cuda_fast_states.cu) */
+void fast_states(const fast_kernels *k, int columns, const bla_call *call, const fast_run *run,
+                 cudaStream_t stream);
 
 /* The instantiations of one padded width, one file each; `slots` is 64 or 128. NULL: not covered. */
 const fast_kernels *fast_kernels_32(int slots, int decay);
@@ -62,6 +82,13 @@ struct fast_tables {
 /* The least log2 of a running product of gates, none below least_gate, over 64 tokens, for the slot at 0 and
  * any phase. Slots differ by their phase only. */
 double fast_gates_range(int64_t S, double T, double least_gate);
+
+/* How tests and measurements want forward passes to be made; all zero: as is estimated to be fastest. */
+struct fast_wish {
+    int form;       /* 1: in one pass, 2: in two where those cover the call */
+    int64_t window; /* most chunks at a time in two passes */
+};
+extern fast_wish fast_wished;
 
 /* Whether these kernels cover a shape, and the tables they need; `periods` [Hkv] gets its entries. */
 const fast_kernels *fast_find(const bla_shape *s);

@@ -380,7 +380,7 @@ static __global__ void __launch_bounds__(256, 1) fast_backward_kernel(bla_call c
         for (int head = 0; head < c.group; head++) {
             if (head > 0) {
                 backward_load_left<F>(c, p, chunk, head, s, stage);
-                if (F::SHARES && head == 1) backward_load_slots<F>(c, r, p, chunk, s);
+                if (F::SHARES && head == 1) backward_load_slots<F, false>(c, r, p, chunk, NULL, s);
                 copy_async_commit();
                 copy_async_wait<0>();
                 __syncthreads();

@@ -66,13 +66,13 @@ static __device__ inline const char *forward_load(const bla_call &c, const fast_
 
 /* rows [16, SHARE] = left slots^T + causal(left tokens^T) P for one row group: logits from q and K, or
  * gradients of probabilities from d_o and V. Of the chunk's own tokens the first 16 U are looked at: all a
- * row group sees, in code without branches. */
-template <int D, int SP, int U, int N>
-static __device__ inline void fast_against(float (&x)[N][4], const char *left, const char *tokens,
-                                           const char *slots, const char *table, int rows, int slot0)
+ * row group sees, in code without branches. First what needs no table: `own`, causal(left tokens^T) as A
+ * fragments, one per 16 tokens, and the share of the slots. */
+template <int D, int U, int N, int OWN>
+static __device__ inline void fast_against_slots(float (&x)[N][4], uint32_t (&own)[OWN][4], const char *left,
+                                                 const char *tokens, const char *slots, int rows, int slot0)
 {
-    constexpr int UD = tile_units(D), US = tile_units(SP);
-    uint32_t own[U][4]; /* causal(left tokens^T) as A fragments, one per 16 tokens */
+    constexpr int UD = tile_units(D);
     {
         float s[2 * U][4];
         tile_zero(s);
@@ -93,8 +93,15 @@ static __device__ inline void fast_against(float (&x)[N][4], const char *left, c
         tile_a<UD>(a, left, 16 * rows, k);
         tile_mma_trans<UD>(x, a, slots, slot0, k);
     }
+}
+template <int D, int SP, int U, int N>
+static __device__ inline void fast_against(float (&x)[N][4], const char *left, const char *tokens,
+                                           const char *slots, const char *table, int rows, int slot0)
+{
+    uint32_t own[U][4];
+    fast_against_slots<D, U>(x, own, left, tokens, slots, rows, slot0);
 #pragma unroll
-    for (int u = 0; u < U; u++) tile_mma<US>(x, own[u], table, 16 * u, slot0);
+    for (int u = 0; u < U; u++) tile_mma<tile_units(SP)>(x, own[u], table, 16 * u, slot0);
 }
 
 /* Masks what may not be attended to: `visible` where the chunk is an early one, and the padding beyond S. */
@@ -165,75 +172,98 @@ template <int SP, int N>
 static __device__ inline void fast_scale(float (&x)[N][4], const char *c, int rows, int slot0)
 {
 #pragma unroll
-    for (int n = 0; n < N; n += 2)
-        fast_c_scale(fast_c_load(c, SP, rows, slot0 / 16 + n / 2), x[n], x[n + 1]);
+    for (int n = 0; n < N; n += 2) fast_c_scale(fast_c_load(c, SP, rows, slot0 / 16 + n / 2), x[n], x[n + 1]);
 }
 
-/* One query head of a chunk: reads the slots and stores 16 rows of o. U as in fast_against. */
+/* The rows a warp reads for, and the tiles they need once their logits stand. */
+struct forward_rows {
+    const bla_period *period;
+    int64_t t0; /* position of the row group's first token */
+    bf16 *to;   /* its place in o, rows `stride` apart, `valid` of them */
+    int64_t stride;
+    int rows, share, valid;
+    const char *table, *tokens, *slots, *c; /* P, v, V of the slots, c */
+    float *room;                            /* [4, CHUNK] maxima and sums of both shares */
+    char *part;                             /* for the row group: O of the second share */
+    char *stage;                            /* for the row group: 16 rows on their way to o */
+};
+
+/* From logits (before decay) to o. U as in fast_against. */
 template <typename F, bool DECAY, int U>
-static __device__ inline void forward_read(const bla_call &c, const fast_place &p, int64_t chunk, int head,
-                                           const forward_tiles &t, const char *slots_k, const char *slots_v,
-                                           const char *entry, float *exchange, int rows, int share)
+static __device__ inline void forward_finish(const bla_call &c, const forward_rows &w,
+                                             float (&x)[F::SHARE / 8][4])
 {
     constexpr int D = F::D, SP = F::SP, N = F::SHARE / 8;
-    const int slot0 = share * F::SHARE;
-    const bla_period *period = c.periods + p.chain.h;
+    const int slot0 = w.share * F::SHARE, rows = w.rows;
     float o[D / 8][4];
     uint32_t weight[N / 2][4], own[U][4]; /* weights on the slots before the chunk and on its tokens */
-    float2 sum;
-    {
-        float x[N][4];
-        fast_against<D, SP, U>(x, t.q, t.k, slots_k, t.p, rows, slot0);
-        if (DECAY) fast_scale<SP>(x, entry + entry_p_bytes(SP), rows, slot0);
-        fast_mask(x, period, p.chain.position + chunk * CHUNK + 16 * rows, c.S, slot0);
-        sum = fast_exponentials<F::SPLIT>(x, c.scale * 1.4426950408889634f, rows, share, exchange);
-        if (DECAY) fast_scale<SP>(x, entry + entry_p_bytes(SP), rows, slot0);
+    if (DECAY) fast_scale<SP>(x, w.c, rows, slot0);
+    fast_mask(x, w.period, w.t0, c.S, slot0);
+    float2 sum = fast_exponentials<F::SPLIT>(x, c.scale * 1.4426950408889634f, rows, w.share, w.room);
+    if (DECAY) fast_scale<SP>(x, w.c, rows, slot0);
 #pragma unroll
-        for (int n = 0; n < N; n += 2) tile_pack(weight[n / 2], x[n], x[n + 1]);
-    }
+    for (int n = 0; n < N; n += 2) tile_pack(weight[n / 2], x[n], x[n + 1]);
     {
         float g[2 * U][4];
         tile_zero(g);
 #pragma unroll
-        for (int k = 0; k < N / 2; k++) tile_mma_trans<F::US>(g, weight[k], t.p, 0, slot0 + 16 * k);
+        for (int k = 0; k < N / 2; k++) tile_mma_trans<F::US>(g, weight[k], w.table, 0, slot0 + 16 * k);
         tile_causal(g, rows);
 #pragma unroll
         for (int u = 0; u < U; u++) tile_pack(own[u], g[2 * u], g[2 * u + 1]);
     }
     tile_zero(o);
 #pragma unroll
-    for (int k = 0; k < N / 2; k++) tile_mma<F::UD>(o, weight[k], slots_v, slot0 + 16 * k, 0);
+    for (int k = 0; k < N / 2; k++) tile_mma<F::UD>(o, weight[k], w.slots, slot0 + 16 * k, 0);
 #pragma unroll
-    for (int u = 0; u < U; u++) tile_mma<F::UD>(o, own[u], t.v, 16 * u, 0);
+    for (int u = 0; u < U; u++) tile_mma<F::UD>(o, own[u], w.tokens, 16 * u, 0);
     int lane = threadIdx.x & 31, g = 16 * rows + (lane >> 2);
     if (F::SPLIT > 1) { /* the second share hands its part to the first */
-        float *sums = exchange + 2 * CHUNK, *part = exchange + 4 * CHUNK;
-        float4 *mine = (float4 *)part + rows * (D / 8) * 32 + lane;
-        if (share == 1) {
+        float *sums = w.room + 2 * CHUNK;
+        float4 *mine = (float4 *)w.part + lane;
+        if (w.share == 1) {
 #pragma unroll
             for (int n = 0; n < D / 8; n++) mine[n * 32] = make_float4(o[n][0], o[n][1], o[n][2], o[n][3]);
             if ((lane & 3) == 0) sums[g] = sum.x, sums[g + 8] = sum.y;
         }
         barrier_named(1 + rows, 64);
-        if (share == 1) return;
+        if (w.share == 1) return;
         sum.x += sums[g], sum.y += sums[g + 8];
 #pragma unroll
         for (int n = 0; n < D / 8; n++) {
             float4 y = mine[n * 32];
             o[n][0] += y.x, o[n][1] += y.y, o[n][2] += y.z, o[n][3] += y.w;
         }
+        __syncwarp(); /* the stage may lie in the same place */
     }
     float low = 1.0f / sum.x, high = 1.0f / sum.y;
 #pragma unroll
     for (int n = 0; n < D / 8; n++) {
         o[n][0] *= low, o[n][1] *= low, o[n][2] *= high, o[n][3] *= high;
-        tile_put<F::UD>(t.q, 16 * rows, 8 * n, o[n]); /* these rows of q are no longer needed */
+        tile_put<F::UD>(w.stage, 0, 8 * n, o[n]);
     }
     __syncwarp();
-    int64_t token = p.chain.first + chunk * CHUNK;
-    int n = (int)min((int64_t)CHUNK, p.chain.count - chunk * CHUNK);
-    bf16 *to = (bf16 *)c.o + (token * c.H + p.chain.h * c.group + head) * c.Dv;
-    tile_store16<D>(t.q, 16 * rows, to, c.H * c.Dv, n, c.Dv);
+    tile_store16<D>(w.stage, 0, w.to, w.stride, w.valid, c.Dv);
+}
+
+/* One query head of a chunk: reads the slots and stores 16 rows of o. */
+template <typename F, bool DECAY, int U>
+static __device__ inline void forward_read(const bla_call &c, const fast_place &p, int64_t chunk, int head,
+                                           const forward_tiles &t, const char *slots_k, const char *slots_v,
+                                           const char *entry, float *exchange, int rows, int share)
+{
+    forward_rows w;
+    int64_t token = p.chain.first + chunk * CHUNK + 16 * rows;
+    w.period = c.periods + p.chain.h, w.t0 = p.chain.position + chunk * CHUNK + 16 * rows;
+    w.to = (bf16 *)c.o + (token * c.H + p.chain.h * c.group + head) * c.Dv, w.stride = c.H * c.Dv;
+    w.valid = (int)min((int64_t)CHUNK, p.chain.count - chunk * CHUNK) - 16 * rows;
+    w.rows = rows, w.share = share;
+    w.table = t.p, w.tokens = t.v, w.slots = slots_v, w.c = entry + entry_p_bytes(F::SP);
+    w.room = exchange, w.part = (char *)(exchange + 4 * CHUNK) + rows * 16 * F::D * 4;
+    w.stage = t.q + 16 * rows * F::UD * 16; /* these rows of q are no longer needed */
+    float x[F::SHARE / 8][4];
+    fast_against<F::D, F::SP, U>(x, t.q, t.k, slots_k, t.p, rows, share * F::SHARE);
+    forward_finish<F, DECAY, U>(c, w, x);
 }
 
 /* A warp's slots of K or V: accumulators += P^T tokens. */

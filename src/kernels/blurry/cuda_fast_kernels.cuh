@@ -1,7 +1,7 @@
 /* Instantiates the tensor-core kernels for the width FAST_D. Included by cuda_fast_<width>.cu, so that the
  * widths compile side by side. */
 #include "kernels/blurry/cuda_fast_correct.cuh"
-#include "kernels/blurry/cuda_fast_forward.cuh"
+#include "kernels/blurry/cuda_fast_read.cuh"
 
 /* Warps that share the slots of a row group: the state of the largest shapes takes the registers of eight. */
 static constexpr int state_split(int D, int SP)
@@ -36,7 +36,24 @@ static void backward_launch(const bla_call *call, const fast_run *run, bool corr
                     correct_form<D, SP>::SHARED, stream, *call, *run);
     else
         cuda_launch(fast_backward_kernel<D, SP, DECAY>, dim3((unsigned)blocks), dim3(256),
-                    backward_form<D, SP>::SHARED + (DECAY ? backward_form<D, SP>::C : 0), stream, *call, *run);
+                    backward_form<D, SP>::SHARED + (DECAY ? backward_form<D, SP>::C : 0), stream, *call,
+                    *run);
+}
+
+template <int D, int SP, bool DECAY>
+static void read_launch(const bla_call *call, const fast_run *run, cudaStream_t stream)
+{
+    typedef read_form<D, SP> F;
+    unsigned most = (unsigned)(run->spread * F::BLOCKS);
+    if (run->units == 0) return;
+    cuda_launch(fast_read_kernel<D, SP, DECAY>, dim3(run->units < most ? run->units : most), dim3(F::THREADS),
+                F::SHARED, stream, *call, *run);
+}
+
+template <int D, int SP, bool DECAY> static constexpr auto read_of(void) -> decltype(fast_kernels::read)
+{
+    if constexpr (read_form<D, SP>::FITS) return read_launch<D, SP, DECAY>;
+    return NULL;
 }
 
 template <int D, int SP, bool DECAY> static const fast_kernels *kernels_of(void)
@@ -46,7 +63,8 @@ template <int D, int SP, bool DECAY> static const fast_kernels *kernels_of(void)
                                          1,
                                          forward_form<D, SP, state_split(D, SP), false>::BLOCKS,
                                          forward_launch<D, SP, DECAY>,
-                                         backward_launch<D, SP, DECAY>};
+                                         backward_launch<D, SP, DECAY>,
+                                         read_of<D, SP, DECAY>()};
     return &kernels;
 }
 

@@ -1,0 +1,152 @@
+/* The slots before every chunk, for cuda_fast_read.cuh and the backward pass. The columns of a state never
+ * mix, so a block takes W columns of K or V of one chain through all its chunks: nothing has to be joined,
+ * and the few products of a chunk leave the time to memory. */
+#include "kernels/blurry/cuda_fast.cuh"
+
+template <int SP_, int W_> struct states_form {
+    static constexpr int SP = SP_, W = W_, THREADS = 2 * SP; /* a warp has 16 slots */
+    static constexpr int US = tile_units(SP), UW = tile_units(W), NT = W / 8;
+    static constexpr int TABLE = tile_bytes(CHUNK, SP), TOKENS = tile_bytes(CHUNK, W), KEEP = SP * 4;
+    static constexpr int STAGES = W == 64 ? 3 : 4, STAGE = TABLE + TOKENS + KEEP;
+    static constexpr int COPY = tile_bytes(16, W); /* a warp's slots on their way to memory */
+    static constexpr int SHARED = STAGES * STAGE + SP / 16 * COPY;
+    static_assert(SHARED <= 231424 / 2 - 1024, "two blocks to a multiprocessor");
+};
+
+/* The block's columns. */
+struct states_place {
+    bla_chain chain;
+    int64_t from, to;        /* chunks */
+    int side, column, width; /* 0: K, 1: V; the first column; the columns there are from it on, maybe none */
+    int64_t slots;           /* before chunk `from`, elements of `saved` */
+    int64_t stride;          /* from chunk to chunk */
+};
+template <typename F>
+static __device__ inline states_place states_place_of(const bla_call &c, const fast_run &r, int D)
+{
+    states_place p;
+    int slices = D / F::W, slice = (int)(blockIdx.x % (2 * slices));
+    p.chain = bla_chain_of(c, blockIdx.x / (2 * slices));
+    p.from = r.from, p.to = min((p.chain.count + CHUNK - 1) / CHUNK, r.to);
+    p.side = slice / slices, p.column = slice % slices * F::W;
+    p.width = (p.side ? c.Dv : c.Dk) - p.column;
+    int64_t state = (int64_t)F::SP * D,
+            at = fast_saved_at(r, p.chain.first, p.chain.b, c.Hkv, p.chain.h, p.from);
+    p.slots = (at * 2 + p.side) * state + p.column;
+    p.stride = 2 * state * c.Hkv;
+    return p;
+}
+
+/* Starts loading a chunk's P, columns and what the slots keep over it. */
+template <typename F, bool DECAY>
+static __device__ inline void states_load(const bla_call &c, const fast_run &r, const states_place &p,
+                                          int64_t chunk, char *stage)
+{
+    if (chunk < p.to) {
+        int64_t token = p.chain.first + chunk * CHUNK, t0 = p.chain.position + chunk * CHUNK;
+        int width = p.side ? c.Dv : c.Dk, n = (int)min((int64_t)CHUNK, p.chain.count - chunk * CHUNK);
+        const char *entry = fast_entry_ready<DECAY>(c, r, p.chain.b, p.chain.h, t0, F::SP, chunk);
+        const bf16 *from = (const bf16 *)(p.side ? c.v : c.k) + (token * c.Hkv + p.chain.h) * width;
+        tile_load<F::W, CHUNK, F::THREADS>(stage + F::TABLE, p.width > 0 ? from + p.column : from,
+                                           c.Hkv * width, n, p.width, threadIdx.x);
+        tile_load<F::SP, CHUNK, F::THREADS>(stage, (const bf16 *)entry, F::SP, CHUNK, F::SP, threadIdx.x);
+        if (DECAY && threadIdx.x < F::SP / 4)
+            copy_async16(stage + F::TABLE + F::TOKENS + 16 * threadIdx.x,
+                         entry + 2 * entry_p_bytes(F::SP) + ((n - 1) * F::SP + 4 * threadIdx.x) * 4, true);
+    }
+    copy_async_commit();
+}
+
+/* The caller's slots to and from a warp's accumulators. */
+template <typename F, bool STORE>
+static __device__ inline void states_exchange(float (&x)[F::NT][4], const bla_call &c, const states_place &p,
+                                              const bla_state &s, int slot0, float factor)
+{
+    int lane = threadIdx.x & 31, width = p.side ? c.Dv : c.Dk;
+    float *at = p.side ? s.v + p.chain.b * s.stride_v : s.k + p.chain.b * s.stride_k;
+    at += p.chain.h * c.S * width + p.column;
+#pragma unroll
+    for (int n = 0; n < F::NT; n++)
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            int j = slot0 + (lane >> 2) + (i >> 1) * 8, d = 8 * n + 2 * (lane & 3) + (i & 1);
+            if (j >= c.S || d >= p.width) continue;
+            if (STORE)
+                at[(int64_t)j * width + d] = factor * x[n][i];
+            else
+                x[n][i] = factor * at[(int64_t)j * width + d];
+        }
+}
+
+/* A warp's slots as bf16 to `saved`, through its own tile. */
+template <typename F>
+static __device__ inline void states_save(const float (&x)[F::NT][4], char *tile, bf16 *to, int D)
+{
+#pragma unroll
+    for (int n = 0; n < F::NT; n++) tile_put<F::UW>(tile, 0, 8 * n, x[n]);
+    __syncwarp();
+    tile_store16<F::W>(tile, 0, to, D, 16, F::W);
+}
+
+/* grid: chains * 2 * D / W blocks. */
+template <int SP, int W, bool DECAY>
+static __global__ void __launch_bounds__(2 * SP, 2) fast_states_kernel(bla_call c, fast_run r, int D)
+{
+    typedef states_form<SP, W> F;
+    CUDA_DYNAMIC_SHARED(char, shared);
+    const states_place p = states_place_of<F>(c, r, D);
+    const int warp = threadIdx.x / 32, slot0 = 16 * warp, g = slot0 + ((threadIdx.x & 31) >> 2);
+    char *copy = shared + F::STAGES * F::STAGE + warp * F::COPY;
+    float x[F::NT][4];
+#pragma unroll
+    for (int i = 0; i < F::STAGES - 1; i++) states_load<F, DECAY>(c, r, p, p.from + i, shared + i * F::STAGE);
+    tile_zero(x);
+    if (c.in.k) states_exchange<F, false>(x, c, p, c.in, slot0, DECAY ? ENTRY_UNIT : 1.0f);
+    bf16 *to = r.saved + p.slots + (int64_t)slot0 * D;
+    int now = 0, free = F::STAGES - 1; /* stages: at work, and left by the chunk before */
+    for (int64_t chunk = p.from; chunk < p.to; chunk++, to += p.stride) {
+        const char *stage = shared + now * F::STAGE;
+        copy_async_wait<F::STAGES - 2>();
+        __syncthreads();
+        states_load<F, DECAY>(c, r, p, chunk + F::STAGES - 1, shared + free * F::STAGE);
+        states_save<F>(x, copy, to, D);
+#pragma unroll
+        for (int k = 0; k < CHUNK; k += 16) {
+            uint32_t a[4];
+            tile_a_trans<F::US>(a, stage, slot0, k);
+            tile_mma<F::UW>(x, a, stage + F::TABLE, k, 0);
+        }
+        if (DECAY) {
+            const float *keep = (const float *)(stage + F::TABLE + F::TOKENS) + g;
+            float low = keep[0] * ENTRY_UNIT, high = keep[8] * ENTRY_UNIT;
+#pragma unroll
+            for (int n = 0; n < F::NT; n++) x[n][0] *= low, x[n][1] *= low, x[n][2] *= high, x[n][3] *= high;
+        }
+        free = now, now = now + 1 < F::STAGES ? now + 1 : 0;
+    }
+    copy_async_wait<0>();
+    if (c.out.k) states_exchange<F, true>(x, c, p, c.out, slot0, DECAY ? ENTRY_START : 1.0f);
+}
+
+template <int SP, int W>
+static void states_launch(int D, const bla_call *call, const fast_run *run, cudaStream_t stream)
+{
+    typedef states_form<SP, W> F;
+    int64_t blocks = call->chains * 2 * (D / W);
+    if (blocks <= 0) return;
+    cuda_launch(call->decay ? fast_states_kernel<SP, W, true> : fast_states_kernel<SP, W, false>,
+                dim3((unsigned)blocks), dim3(F::THREADS), F::SHARED, stream, *call, *run, D);
+}
+
+void fast_states(const fast_kernels *k, int columns, const bla_call *call, const fast_run *run,
+                 cudaStream_t stream)
+{
+    if (k->SP == 64)
+        (columns == 16   ? states_launch<64, 16>
+         : columns == 32 ? states_launch<64, 32>
+                         : states_launch<64, 64>)(k->D, call, run, stream);
+    else
+        (columns == 16   ? states_launch<128, 16>
+         : columns == 32 ? states_launch<128, 32>
+                         : states_launch<128, 64>)(k->D, call, run, stream);
+}
