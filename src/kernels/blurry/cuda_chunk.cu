@@ -26,10 +26,11 @@ const chunk_kernels *chunk_find(const bla_shape *s, bool is_bf16)
 
 /* ---- tables ---- */
 
-/* grid: span, periods, sequences (1 where all start at 0). Shared memory: phi [64, SP]. */
+/* grid: span, periods, sequences (1 where all start at 0). Shared memory with decay: gates [64, SP], from the
+ * weights in double since 1 - phi may be small. */
 static __global__ void __launch_bounds__(CHUNK_THREADS) chunk_entries_kernel(bla_call c, chunk_run r, int SP)
 {
-    CUDA_DYNAMIC_SHARED(float, phi);
+    CUDA_DYNAMIC_SHARED(float, gates);
     __shared__ bla_position at[CHUNK_TOKENS];
     int64_t h = 0, chunk = r.chunk0 + blockIdx.x;
     while (c.periods[h].loose != (int)blockIdx.y) h++;
@@ -38,22 +39,21 @@ static __global__ void __launch_bounds__(CHUNK_THREADS) chunk_entries_kernel(bla
     int64_t t0 = x.position + chunk * CHUNK_TOKENS;
     if (threadIdx.x < CHUNK_TOKENS) at[threadIdx.x] = bla_position_of(c.S, c.periods[h].T, t0 + threadIdx.x);
     __syncthreads();
-    float *P = (float *)chunk_entry(c, r, x, chunk, SP), *running = P + CHUNK_TOKENS * SP;
-    for (int i = threadIdx.x; i < CHUNK_TOKENS * SP; i += CHUNK_THREADS) {
-        int t = i / SP, j = i % SP;
-        float weight = j < c.S ? (float)bla_weight(c.S, at[t], j) : 0.0f;
-        (c.decay ? phi : P)[i] = weight;
+    const int all = CHUNK_TOKENS * SP;
+    float *P = (float *)chunk_entry(c, r, x, chunk, SP), *running = P + all;
+    for (int i = threadIdx.x; i < all; i += CHUNK_THREADS) {
+        double weight = i % SP < c.S ? bla_weight(c.S, at[i / SP], i % SP) : 0.0;
+        P[i] = (float)weight;
+        if (c.decay) gates[i] = fmaxf((float)(1.0 - weight), CHUNK_GATE_LEAST);
     }
     __syncthreads();
     if (!c.decay) return;
     for (int j = threadIdx.x; j < SP; j += CHUNK_THREADS) {
-        float gates = CHUNK_START;
-        for (int i = j; i < CHUNK_TOKENS * SP; i += SP) {
-            gates *= fmaxf(1.0f - phi[i], CHUNK_GATE_LEAST);
-            running[i] = gates;
-            P[i] = phi[i] / gates;
-        }
+        float product = CHUNK_START;
+        for (int i = j; i < all; i += SP) gates[i] = product *= gates[i];
     }
+    __syncthreads();
+    for (int i = threadIdx.x; i < all; i += CHUNK_THREADS) running[i] = gates[i], P[i] /= gates[i];
 }
 
 /* ---- the scan ---- */
