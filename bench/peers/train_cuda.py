@@ -3,95 +3,146 @@ CUDA graph whose replays are timed. Used by train.py --device cuda; chunked_mixe
 
 Batches are copied into the graph's inputs before the clock starts, so a replay is forward, backward, clipping and update.
 """
-import functools
-import math
 import statistics
 
 import torch
+import torch.nn.functional as F
 
 import blurry_chunked
 import chunked_mixers
 from twin import mixers as twin
 from twin import model
 
-
-# Tables are made once, not in every step.
-chunked_mixers.rope_tables = torch.compiler.assume_constant_result(chunked_mixers.rope_tables)
-chunked_mixers.causal_bias = torch.compiler.assume_constant_result(chunked_mixers.causal_bias)
-chunked_mixers.band_bias = torch.compiler.assume_constant_result(chunked_mixers.band_bias)
+CHUNK = 64
 
 
-@torch.compiler.assume_constant_result
-@functools.lru_cache(maxsize=None)
-def blurry_tables(L, S, T, C):
-    """phi [N, C, S] and what hides slots, [N, C, S]: -inf where slot j is not visible yet."""
-    phi = torch.tensor(blurry_chunked.write_weights(range(L), S, T), dtype=torch.float32).view(-1, C, S)
-    hidden = torch.tensor(blurry_chunked.hidden_slots(L, S, T)).view(-1, C, S)
-    return phi, torch.zeros_like(phi).masked_fill(hidden, float("-inf"))
+class BlurryBlock(torch.nn.Module):
+    """x + Wo blurry(norm x) without decay: matrix products alone, which autograd and the compiler see through."""
+
+    def __init__(self, settings, own, norm):
+        super().__init__()
+        _, self.heads, _, self.key, _ = twin.widths(settings)
+        self.norm = torch.nn.Parameter(norm)
+        self.q, self.k, self.v, self.o = (torch.nn.Parameter(own[f"{name}.weight"]) for name in "qkvo")
+
+    def stream(self, x, weight):
+        """[B, L, d] -> [B, H, L, D]"""
+        return F.linear(x, weight).view(x.shape[0], x.shape[1], self.heads, self.key).transpose(1, 2)
+
+    @staticmethod
+    def turned(x, cos, sin):
+        a, b = x.chunk(2, -1)
+        return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
+
+    def forward(self, x, cos, sin, phi, hidden):
+        B, L, d = x.shape
+        y = twin.rms_norm(x, self.norm)
+        q, k, v = self.stream(y, self.q), self.stream(y, self.k), self.stream(y, self.v)
+        q, k = self.turned(q, cos, sin) * self.key**-0.5, self.turned(k, cos, sin)
+        q, k, v = (t.reshape(B * self.heads, L // CHUNK, CHUNK, self.key) for t in (q, k, v))
+        written_k, written_v = phi.transpose(1, 2) @ k, phi.transpose(1, 2) @ v
+        K, V = written_k.float().cumsum(1) - written_k, written_v.float().cumsum(1) - written_v
+        pairs = (q @ k.transpose(2, 3)).tril()
+        p = (pairs @ phi + q @ K.to(q.dtype).transpose(2, 3) + hidden).softmax(-1).to(q.dtype)
+        o = p @ V.to(q.dtype) + (p @ phi.transpose(1, 2)).tril() @ v
+        o = o.reshape(B, self.heads, L, self.key).transpose(1, 2).reshape(B, L, d)
+        return x + F.linear(o, self.o)
 
 
-def blurry(settings, params, x):
-    """Without decay: matrix products that autograd and the compiler see through."""
-    _, H, Hkv, Dk, _ = twin.widths(settings)
-    if twin.flag(settings, "decay"):
-        raise ValueError("the GPU form of blurry has no decay")
-    C, L = 64, x.shape[1]
-    q, k, v = (chunked_mixers.chunks(stream, C) for stream in chunked_mixers.projections(settings, params, x))
-    phi, bias = blurry_tables(L, 2 * int(settings["modes"]) - 1, twin.fixed_periods(settings, Hkv)[0], C)
-    q = q * (1 / math.sqrt(Dk))
-    to_slots = phi.to(q.dtype)
-    written_k, written_v = to_slots.transpose(1, 2) @ k, to_slots.transpose(1, 2) @ v
-    K, V = written_k.float().cumsum(1) - written_k, written_v.float().cumsum(1) - written_v
-    pairs = (q @ k.transpose(2, 3)).tril()
-    p = (pairs @ to_slots + q @ K.to(q.dtype).transpose(2, 3) + bias).softmax(-1).to(q.dtype)
-    o = p @ V.to(q.dtype) + (p @ to_slots.transpose(1, 2)).tril() @ v
-    return twin.output(params, chunked_mixers.unchunk(o, L, H))
+class BlurryModel(torch.nn.Module):
+    """The whole loss. What does not depend on weights or tokens is a buffer."""
+
+    def __init__(self, settings, params, dtype=torch.bfloat16):
+        super().__init__()
+        d, H, Hkv, Dk, Dv = twin.widths(settings)
+        L, S = int(settings["length"]), 2 * int(settings["modes"]) - 1
+        if twin.flag(settings, "decay") or settings["mlp"] != "none" or settings["norm"] != "rmsnorm" or H != Hkv \
+                or Dk != Dv or L % CHUNK or settings["tied"] != "true" or not twin.flag(settings, "rope"):
+            raise ValueError("the GPU form of blurry has no decay, MLP, LayerNorm, groups or free head")
+        values = {name: value.detach().clone() for name, value in params.items()}
+        self.embed, self.norm = torch.nn.Parameter(values["embed.weight"]), torch.nn.Parameter(values["norm.weight"])
+        self.blocks = torch.nn.ModuleList()
+        for i in range(int(settings["layers"])):
+            own = {name: values[f"layers.{i}.mixer.{name}.weight"] for name in "qkvo"}
+            own = {f"{name}.weight": value for name, value in own.items()}
+            self.blocks.append(BlurryBlock(settings, own, values[f"layers.{i}.norm1.weight"]))
+        angle = torch.arange(L, dtype=torch.float64, device="cpu")[:, None] \
+            * 10000.0 ** (-torch.arange(Dk // 2, dtype=torch.float64, device="cpu") / (Dk // 2))
+        T = twin.fixed_periods(settings, Hkv)[0]
+        phi = torch.tensor(blurry_chunked.write_weights(range(L), S, T), device="cpu").view(-1, CHUNK, S)
+        unseen = torch.tensor(blurry_chunked.hidden_slots(L, S, T), device="cpu").view(-1, CHUNK, S)
+        self.register_buffer("cos", angle.cos().to(dtype))
+        self.register_buffer("sin", angle.sin().to(dtype))
+        self.register_buffer("phi", phi.to(dtype))
+        self.register_buffer("hidden", torch.zeros(unseen.shape, device="cpu").masked_fill(unseen, float("-inf")))
+
+    def forward(self, tokens, rows, labels):
+        x = F.embedding(tokens, self.embed)
+        for block in self.blocks:
+            x = block(x, self.cos, self.sin, self.phi, self.hidden)
+        x = twin.rms_norm(x.reshape(-1, x.shape[2]).index_select(0, rows), self.norm)
+        return F.cross_entropy(F.linear(x, self.embed).float(), labels)
 
 
-def mix(settings, params, x):
-    return (blurry if settings["mixer"] == "blurry" else chunked_mixers.MIXERS[settings["mixer"]])(settings, params, x)
+class OtherModel(torch.nn.Module):
+    """Any mixer of chunked_mixers.py."""
+
+    def __init__(self, settings, params):
+        super().__init__()
+        self.settings, self.names = settings, list(params)
+        self.values = torch.nn.ParameterList([torch.nn.Parameter(params[name].detach().clone()) for name in self.names])
+
+    def forward(self, tokens, rows, labels):
+        return model.loss(self.settings, dict(zip(self.names, self.values)), tokens, rows, labels, chunked_mixers.mix)
 
 
 class Step:
     """One training step over fixed tensors."""
 
     def __init__(self, settings, params, batch, compiled):
-        self.settings, self.params = settings, params
+        net = BlurryModel(settings, params) if settings["mixer"] == "blurry" else OtherModel(settings, params)
+        net = net.cuda()
+        self.clip = float(settings["clip"])
         self.batch = [part.cuda() for part in batch]
-        decayed = [p for name, p in params.items() if model.decays(name)]
-        others = [p for name, p in params.items() if not model.decays(name)]
+        self.values = list(net.parameters())
+        decayed, others = ([p for p in self.values if (p.dim() > 1) == wide] for wide in (True, False))
         self.adam = torch.optim.AdamW([{"params": decayed, "weight_decay": float(settings["weight_decay"])},
                                        {"params": others, "weight_decay": 0.0}], lr=float(settings["lr"]),
                                       betas=(float(settings["beta1"]), float(settings["beta2"])),
                                       eps=float(settings["eps"]), fused=True, capturable=True)
-        self.loss = torch.compile(self.forward) if compiled else self.forward
+        self.net = torch.compile(net) if compiled else net
         self.value = None
-
-    def forward(self, tokens, rows, labels):
-        with torch.autocast("cuda", dtype=torch.bfloat16):
-            return model.loss(self.settings, self.params, tokens, rows, labels, mix)
 
     def run(self):
         self.adam.zero_grad(set_to_none=False)
-        self.value = self.loss(*self.batch)
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            self.value = self.net(*self.batch)
         self.value.backward()
-        torch.nn.utils.clip_grad_norm_(list(self.params.values()), float(self.settings["clip"]), foreach=True)
+        torch.nn.utils.clip_grad_norm_(self.values, self.clip, foreach=True)
         self.adam.step()
+
+
+def captured(settings, params, batch, compiled):
+    """A step that has run a few times, its graph, and the loss of the first."""
+    step = Step(settings, params, batch, compiled)
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        step.run()
+        first = step.value.item()
+        for _ in range(3):
+            step.run()
+    torch.cuda.current_stream().wait_stream(side)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step.run()
+    return step, graph, first
 
 
 def measure(settings, params, batches, steps, compiled):
     """Milliseconds per step of `steps` measurements, and the losses before and after."""
-    step = Step(settings, params, batches[0], compiled)
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(4):
-            step.run()
-        first = step.value.item()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        step.run()
+    step, graph, first = captured(settings, params, batches[0], compiled)
     times = []
     for i in range(steps):
         for to, part in zip(step.batch, batches[i % len(batches)]):
