@@ -1,6 +1,7 @@
 # Several ranks: `mpirun blurry sweep` and `mpirun blurry train`. Skipped where there is no mpirun, or no MPI in the build.
 
 load sweep_grid
+load eventually
 
 ranks() {
     command -v mpirun >/dev/null || skip "needs mpirun"
@@ -18,15 +19,19 @@ ranks() {
     [[ "$output" == *"nothing.yaml"* ]]
 }
 
+all_busy() {
+    [ "$(count ranks.db running 2>/dev/null)" = 4 ]
+}
+
 @test "four ranks, one killed in the middle: the sweep ends complete" {
     ranks
-    mpirun --oversubscribe --enable-recovery -n 4 "$BLURRY" sweep grid.yaml --db ranks.db --jobs 1 --set steps=400 >shown 2>&1 &
+    mpirun --oversubscribe --enable-recovery -n 4 "$BLURRY" sweep grid.yaml --db ranks.db --jobs 1 --set steps=1000 >shown 2>&1 &
     mpi=$!
-    for ((i = 0; i < 300; i++)); do [ "$(count ranks.db running 2>/dev/null)" = 4 ] && break; sleep 0.05; done
+    eventually all_busy
     kill -9 "$(pgrep -P $mpi | tail -1)"
     wait $mpi
     grep -q 'its rank was lost' shown
-    "$BLURRY" sweep grid.yaml --db one.db --quiet --set steps=400
+    "$BLURRY" sweep grid.yaml --db one.db --quiet --set steps=1000
     cmp <(contents ranks.db) <(contents one.db)
 }
 

@@ -22,5 +22,5 @@ contents() {
 
 # count DATABASE STATE
 count() {
-    sqlite3 "$1" "SELECT COUNT(*) FROM runs WHERE state = '$2'"
+    sqlite3 -cmd '.timeout 20000' "$1" "SELECT COUNT(*) FROM runs WHERE state = '$2'"
 }
