@@ -6,7 +6,7 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { SLOT_BYTES = 1 << 18, SMALL_BYTES = 256, ZERO_THREADS = 256 };
+enum { SLOT_BYTES = 1 << 18, SMALL_BYTES = 256, THREADS = 256, MARKS_CROWDED = 4 };
 
 static std::atomic<int> open_streams;
 
@@ -129,9 +129,30 @@ cudaError_t cuda_stream_upload(cuda_stream *s, void *to, const void *from_host, 
     return error;
 }
 
+/* One block; pinned memory is visible to kernels. */
+__global__ void read_kernel(unsigned char *pinned, const unsigned char *from, int bytes)
+{
+    for (int i = (int)threadIdx.x; i < bytes; i += THREADS) pinned[i] = from[i];
+}
+
+static cudaError_t download_small(cuda_stream *s, void *to_host, const void *from, size_t bytes)
+{
+    int slot;
+    cudaError_t error = next_slot(s, &slot);
+    if (error != cudaSuccess) return error;
+    char *pinned = s->pinned + (size_t)slot * SLOT_BYTES;
+    cuda_launch(read_kernel, 1, THREADS, 0, s->queue, (unsigned char *)pinned, (const unsigned char *)from,
+                (int)bytes);
+    error = cudaPeekAtLastError();
+    if (error == cudaSuccess) error = cuda_stream_wait(s);
+    if (error == cudaSuccess) memcpy(to_host, pinned, bytes);
+    return error;
+}
+
 cudaError_t cuda_stream_download(cuda_stream *s, void *to_host, const void *from, size_t bytes)
 {
     cudaError_t error = cudaSuccess;
+    if (bytes <= SMALL_BYTES) return download_small(s, to_host, from, bytes);
     for (size_t at = 0; at < bytes && error == cudaSuccess; at += SLOT_BYTES) {
         size_t n = bytes - at < SLOT_BYTES ? bytes - at : (size_t)SLOT_BYTES;
         int slot;
@@ -147,17 +168,17 @@ cudaError_t cuda_stream_download(cuda_stream *s, void *to_host, const void *from
 
 __global__ void zero_kernel(uint4 *memory, size_t count)
 {
-    size_t i = (size_t)blockIdx.x * ZERO_THREADS + threadIdx.x;
+    size_t i = (size_t)blockIdx.x * THREADS + threadIdx.x;
     if (i < count) memory[i] = make_uint4(0, 0, 0, 0);
 }
 
 /* By a kernel where that is possible: graphs of nothing but kernels are started at once. */
 cudaError_t cuda_stream_zero(cuda_stream *s, void *memory, size_t bytes)
 {
-    size_t count = bytes / sizeof(uint4), blocks = (count + ZERO_THREADS - 1) / ZERO_THREADS;
+    size_t count = bytes / sizeof(uint4), blocks = (count + THREADS - 1) / THREADS;
     if ((uintptr_t)memory % sizeof(uint4) || bytes % sizeof(uint4) || blocks > INT32_MAX)
         return cudaMemsetAsync(memory, 0, bytes, s->queue);
-    cuda_launch(zero_kernel, (unsigned)blocks, ZERO_THREADS, 0, s->queue, (uint4 *)memory, count);
+    cuda_launch(zero_kernel, (unsigned)blocks, THREADS, 0, s->queue, (uint4 *)memory, count);
     return cudaPeekAtLastError();
 }
 
@@ -172,19 +193,22 @@ static int crowded(void)
 cudaError_t cuda_stream_wait(cuda_stream *s)
 {
     if (!crowded()) return cudaStreamSynchronize(s->queue);
-    cudaError_t error = cudaEventRecord(s->ended, s->queue);
+    cudaError_t error = cudaStreamQuery(s->queue);
+    if (error != cudaErrorNotReady) return error;
+    error = cudaEventRecord(s->ended, s->queue);
     return error == cudaSuccess ? cudaEventSynchronize(s->ended) : error;
 }
 
 cudaError_t cuda_stream_make_room(cuda_stream *s)
 {
-    return cudaEventSynchronize(s->marks[s->mark]);
+    int ahead = crowded() ? (int)MARKS_CROWDED : (int)CUDA_STREAM_MARKS;
+    return cudaEventSynchronize(s->marks[(s->mark + CUDA_STREAM_MARKS - ahead) % CUDA_STREAM_MARKS]);
 }
 
 cudaError_t cuda_stream_mark(cuda_stream *s)
 {
     cudaError_t error = cudaEventRecord(s->marks[s->mark], s->queue);
-    s->mark = (s->mark + 1) % CUDA_STREAM_AHEAD;
+    s->mark = (s->mark + 1) % CUDA_STREAM_MARKS;
     return error;
 }
 
@@ -198,7 +222,7 @@ static cudaError_t make_events(cuda_stream *s)
 {
     cudaError_t error = make_event(&s->ended);
     for (int i = 0; i < CUDA_STREAM_SLOTS && error == cudaSuccess; i++) error = make_event(&s->passed[i]);
-    for (int i = 0; i < CUDA_STREAM_AHEAD && error == cudaSuccess; i++) error = make_event(&s->marks[i]);
+    for (int i = 0; i < CUDA_STREAM_MARKS && error == cudaSuccess; i++) error = make_event(&s->marks[i]);
     return error;
 }
 
@@ -226,7 +250,7 @@ void cuda_stream_close(cuda_stream *s)
     if (s->queue) (void)cudaStreamSynchronize(s->queue);
     drop(s->ended);
     for (int i = 0; i < CUDA_STREAM_SLOTS; i++) drop(s->passed[i]);
-    for (int i = 0; i < CUDA_STREAM_AHEAD; i++) drop(s->marks[i]);
+    for (int i = 0; i < CUDA_STREAM_MARKS; i++) drop(s->marks[i]);
     if (s->pinned) give_pinned(s->pinned);
     if (s->queue) (void)cudaStreamDestroy(s->queue);
     memset(s, 0, sizeof *s);

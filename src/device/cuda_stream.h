@@ -2,19 +2,19 @@
  *
  * Many devices may work at once in one process, each from its own thread (sweeps run 32), so nothing here
  * makes one wait for another: memory comes from a pool that is given back without stopping the GPU, what is
- * small travels as an argument of a kernel instead of through the copy engine, whose queue all streams share
- * in the order of their calls, and where there are more devices than idle cores a waiting thread sleeps. */
+ * small is carried by kernels instead of the copy engine, whose queue all streams share in the order of their
+ * calls, and where there are more devices than idle cores a waiting thread sleeps. */
 #ifndef BLURRY_DEVICE_CUDA_STREAM_H
 #define BLURRY_DEVICE_CUDA_STREAM_H
 #include "kernels/cuda.h"
 
-enum { CUDA_STREAM_SLOTS = 16, CUDA_STREAM_AHEAD = 4 };
+enum { CUDA_STREAM_SLOTS = 16, CUDA_STREAM_MARKS = 16 };
 
 typedef struct cuda_stream {
     cudaStream_t queue;
     char *pinned;                          /* [CUDA_STREAM_SLOTS] pieces that transfers pass through */
     cudaEvent_t passed[CUDA_STREAM_SLOTS]; /* a piece may be used again */
-    cudaEvent_t marks[CUDA_STREAM_AHEAD];  /* after the latest graphs */
+    cudaEvent_t marks[CUDA_STREAM_MARKS];  /* after the latest graphs */
     cudaEvent_t ended;
     int slot, mark; /* the next of each */
     int counted;    /* among the open ones */
@@ -35,8 +35,8 @@ cudaError_t cuda_stream_zero(cuda_stream *s, void *memory, size_t bytes);
 
 /* For all that was queued. */
 cudaError_t cuda_stream_wait(cuda_stream *s);
-/* Until at most CUDA_STREAM_AHEAD - 1 marks are still to be reached; and sets one. A thread that queues
- * without limit ends up waiting inside of the driver, and the others with it. */
+/* Until few marks are still to be reached; and sets one. A thread that queues without limit ends up waiting
+ * inside of the driver, and the others with it. */
 cudaError_t cuda_stream_make_room(cuda_stream *s);
 cudaError_t cuda_stream_mark(cuda_stream *s);
 

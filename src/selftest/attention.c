@@ -296,7 +296,9 @@ static blurry_status run_shape(const shape *s, const variant *v, results *r)
 static blurry_status run_kernel(selftest *test, const variant *v)
 {
     static const variant reference = {BLURRY_DEVICE_CPU, BLURRY_F64, 1, "ref"};
-    selftest_worst whole = {.floor = selftest_floor(v->dtype)}, decode = whole;
+    /* Gradients of slots that are forgotten altogether are 0 on the CPU, the rounding of sums of size 1 on a
+     * GPU. */
+    selftest_worst whole = {.floor = v->device == BLURRY_DEVICE_CUDA ? 1e-2 : 1e-3}, decode = whole;
     blurry_status status = BLURRY_OK;
     for (int i = 0; i < SHAPES && status == BLURRY_OK; i++) {
         results want = {0}, got = {0};

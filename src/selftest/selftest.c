@@ -15,11 +15,6 @@ double selftest_tolerance(blurry_dtype dtype)
     return dtype == BLURRY_BF16 ? 2e-2 : dtype == BLURRY_F32 ? 2e-5 : 1e-12;
 }
 
-double selftest_floor(blurry_dtype dtype)
-{
-    return dtype == BLURRY_BF16 ? 1e-2 : 1e-3;
-}
-
 double selftest_random(uint64_t *state)
 {
     uint64_t x = *state += 0x9e3779b97f4a7c15u; /* splitmix64 */

@@ -22,9 +22,8 @@ typedef struct selftest selftest;
 blurry_status selftest_row(selftest *test, const char *group, const char *kernel, blurry_dtype dtype,
                            double tolerance, const selftest_worst *worst);
 
-/* Relative errors allowed, per type, and the floor. */
+/* Relative errors allowed, per type. */
 double selftest_tolerance(blurry_dtype dtype);
-double selftest_floor(blurry_dtype dtype);
 
 /* Uniform in (-1, 1), rounded to float so that both types see the same numbers. */
 double selftest_random(uint64_t *state);

@@ -211,8 +211,8 @@ blurry_status recorded_read(blurry_trainer *t, blurry_step *report, int *bad)
     device *dev = t->model->dev;
     step_scalars now;
     *bad = 0;
+    STATUS_TRY(device_download(dev, &now, r->scalars, sizeof now)); /* waits for the steps before it */
     STATUS_TRY(device_sync(dev));
-    STATUS_TRY(device_download(dev, &now, r->scalars, sizeof now));
     const adamw_scalars *a = &now.optimiser.adamw;
     if (a->bad_step != 0) {
         *bad = 1;
