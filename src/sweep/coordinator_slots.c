@@ -14,7 +14,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-enum { STARTS_MAX = 5 };
+enum { STARTS_MAX = 5, MANY_AT_ONCE = 4 };
 
 /* ---- starting ---- */
 blurry_status coordinator_add_slot(coordinator *c, int fd, int process)
@@ -80,13 +80,27 @@ static int local_load(const coordinator *c, double *bytes, bool *suspect)
     return busy;
 }
 
-/* Few runs left get the cores that the others leave free: results do not depend on the number of threads. */
-static int threads_for_run(const coordinator *c)
+/* Runs that will be under way together when one more is handed out, as long as nothing changes. */
+static int64_t runs_at_once(const coordinator *c)
 {
     int64_t busy = coordinator_busy(c) + 1, waiting = c->counts.pending > 0 ? c->counts.pending - 1 : 0;
     int64_t at_once = busy + waiting < c->jobs ? busy + waiting : c->jobs;
-    int64_t threads = threads_default() / (at_once < 1 ? 1 : at_once);
+    return at_once < 1 ? 1 : at_once;
+}
+
+/* Few runs left get the cores that the others leave free: results do not depend on the number of threads. */
+static int threads_for_run(const coordinator *c)
+{
+    int64_t threads = threads_default() / runs_at_once(c);
     return c->shared || c->listener >= 0 || threads < 1 ? 1 : (int)threads;
+}
+
+/* Runs that share a GPU with several others fill it together: what one overlaps within itself only makes its
+ * graph larger. Results do not depend on it either. */
+static bool overlaps_nothing(const coordinator *c, const grid_run *run)
+{
+    return c->shared && runs_at_once(c) >= MANY_AT_ONCE &&
+           settings_values(run->settings)->overlap == SETTINGS_overlap_branches;
 }
 
 static json_t *request(const coordinator *c, const grid_run *run)
@@ -99,6 +113,7 @@ static json_t *request(const coordinator *c, const grid_run *run)
                                 "threads", threads_for_run(c));
     if (message && c->options->device)
         json_object_set_new(message, "device", json_string(c->options->device));
+    if (message && overlaps_nothing(c, run)) json_object_set_new(message, "overlap", json_string("none"));
     free(config);
     return message;
 }

@@ -121,6 +121,7 @@ static blurry_status make_settings(const json_t *request, blurry_settings **sett
 {
     const char *config = json_string_value(json_object_get(request, "config"));
     const char *device = json_string_value(json_object_get(request, "device"));
+    const char *overlap = json_string_value(json_object_get(request, "overlap"));
     char threads[32];
     snprintf(threads, sizeof threads, "%lld",
              (long long)json_integer_value(json_object_get(request, "threads")));
@@ -128,6 +129,7 @@ static blurry_status make_settings(const json_t *request, blurry_settings **sett
     STATUS_TRY(blurry_settings_create(settings));
     STATUS_TRY(blurry_settings_parse_yaml(*settings, config, strlen(config), "the run's settings"));
     if (device) STATUS_TRY(blurry_settings_set(*settings, "device", device));
+    if (overlap) STATUS_TRY(blurry_settings_set(*settings, "overlap", overlap));
     return blurry_settings_set(*settings, "threads", threads);
 }
 

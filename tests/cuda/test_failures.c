@@ -131,12 +131,12 @@ static void one_bad_run_of_a_sweep(void **state)
     static const char text[] =
         "base: {task: mqar, length: 16, pairs: 2, vocab: 16, layers: 1, width: 16, modes: 2, steps: 4, "
         "eval_every: 4, val_samples: 4, eval_samples: 4, threads: 1}\n"
-        "axes: {batch: [2, 29, 3]}\n";
+        "axes: {batch: [2, 29, 3, 4]}\n";
     char folder[] = "/tmp/blurry-failures-XXXXXX", path[64];
     assert_non_null(mkdtemp(folder));
     snprintf(path, sizeof path, "%s/r.db", folder);
     setenv("EMULATOR_FAIL_BLOCKS", "29", 1); /* samples are made by as many blocks as there are */
-    for (int jobs = 1; jobs <= 3; jobs += 2) {
+    for (int jobs = 1; jobs <= 4; jobs += 3) {
         blurry_sweep *sweep = NULL;
         blurry_sweep_summary summary = {0};
         ends e = {0};
@@ -145,7 +145,7 @@ static void one_bad_run_of_a_sweep(void **state)
         assert_ok(blurry_sweep_parse(&sweep, text, strlen(text), "bad", &(blurry_sweep_choice){0}));
         assert_ok(blurry_sweep_run(sweep, &options, &summary));
         blurry_sweep_destroy(&sweep);
-        assert_int_equal(e.done, 2);
+        assert_int_equal(e.done, 3);
         assert_int_equal(e.failed, 1);
         assert_int_equal(summary.failed, 1);
         assert_non_null(strstr(e.reason, "unspecified launch failure"));
