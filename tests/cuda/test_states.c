@@ -19,6 +19,17 @@ static const op_case small = {.B = 2,
                               .period = {30, 22.5},
                               .decay = 1,
                               .seed = 3};
+/* The same for the kernel of width 64. */
+static const op_case wide = {.B = 2,
+                             .L = 1,
+                             .H = 4,
+                             .Hkv = 2,
+                             .Dk = 64,
+                             .Dv = 64,
+                             .M = 8,
+                             .period = {30, 22.5},
+                             .decay = 1,
+                             .seed = 3};
 static const op_variant on_cuda = {BLURRY_F32, 0, CPU_ISA_BASE, BLURRY_DEVICE_CUDA, BLURRY_F32};
 
 typedef struct setup {
@@ -71,18 +82,17 @@ static blurry_status step(void *context, blurry_stream stream)
 
 /* A damaged state, a state of another plan, one at the last position: NaN, a message, and nothing changed;
  * the other sequence of the batch is not disturbed. */
-static void refusals(void **state)
+static void check_refusals(const op_case *c)
 {
-    (void)state;
     for (int kind = 0; kind < 3; kind++) {
-        setup s = open_setup(&small, &on_cuda);
-        op_case other = small;
+        setup s = open_setup(c, &on_cuda);
+        op_case other = *c;
         other.period[1] = 23;
         setup t = open_setup(&other, &on_cuda);
         if (kind == 0) s.states[24] ^= 1; /* position */
         if (kind == 1) memcpy(s.states, t.states, s.bytes);
         if (kind == 2) {
-            float *zero = calloc((size_t)(small.Hkv * 15 * 16), sizeof(float));
+            float *zero = calloc((size_t)(c->Hkv * 15 * c->Dk), sizeof(float));
             assert_ok(blurry_attn_state_set(s.plan, s.states, (int64_t)1 << 53, zero, zero));
             free(zero);
         }
@@ -92,9 +102,9 @@ static void refusals(void **state)
         assert_fails(blurry_attn_sync(s.plan, NULL), BLURRY_E_INVALID, "refused");
         op_wait(s.plan); /* reported once */
         assert_memory_equal(before, s.states, s.bytes);
-        for (int64_t i = 0; i < small.H * small.Dv; i++) {
+        for (int64_t i = 0; i < c->H * c->Dv; i++) {
             assert_true(isnan(s.o[i]));
-            assert_true(isfinite(s.o[small.H * small.Dv + i]));
+            assert_true(isfinite(s.o[c->H * c->Dv + i]));
         }
         if (kind < 2)
             assert_fails(blurry_attn_state_get(s.plan, s.states, NULL, NULL, NULL),
@@ -105,12 +115,18 @@ static void refusals(void **state)
     }
 }
 
-/* Captured steps replayed equal steps called one by one, bit by bit. */
-static void replays(void **state)
+static void refusals(void **state)
 {
     (void)state;
+    check_refusals(&small);
+    check_refusals(&wide);
+}
+
+/* Captured steps replayed equal steps called one by one, bit by bit. */
+static void check_replays(const op_case *c)
+{
     enum { CALLS = 3, REPEATS = 5, STEPS = 2 + CALLS * (1 + REPEATS) };
-    setup s = open_setup(&small, &on_cuda), t = open_setup(&small, &on_cuda);
+    setup s = open_setup(c, &on_cuda), t = open_setup(c, &on_cuda);
     blurry_timing how = {.warmup = 2, .repeats = REPEATS, .calls = CALLS, .graph = 1};
     double seconds[REPEATS];
     assert_ok(blurry_device_time(BLURRY_DEVICE_CUDA, &how, step, &s, seconds));
@@ -120,10 +136,17 @@ static void replays(void **state)
     int64_t position;
     assert_ok(blurry_attn_state_get(s.plan, s.states, &position, NULL, NULL));
     assert_int_equal(position, STEPS);
-    assert_memory_equal(s.states, t.states, (size_t)small.B * s.bytes);
-    assert_memory_equal(s.o, t.o, (size_t)(small.B * small.H * small.Dv) * sizeof(float));
+    assert_memory_equal(s.states, t.states, (size_t)c->B * s.bytes);
+    assert_memory_equal(s.o, t.o, (size_t)(c->B * c->H * c->Dv) * sizeof(float));
     close_setup(&s);
     close_setup(&t);
+}
+
+static void replays(void **state)
+{
+    (void)state;
+    check_replays(&small);
+    check_replays(&wide);
 }
 
 /* Slots go in and come out through host and device memory alike. */

@@ -2,6 +2,7 @@
 #include "fiber.h"
 #include "streams.h"
 
+#include <map>
 #include <memory>
 #include <stdio.h>
 #include <vector>
@@ -40,7 +41,21 @@ struct warp {
     unsigned char area[2][32 * EXCHANGE];
 };
 
+struct bulk_piece {
+    void *to;
+    const void *from;
+    size_t bytes;
+};
+
+struct bulk_barrier { /* of one announcement a phase */
+    uint64_t phase;
+    bool announced;
+    size_t missing; /* announced bytes whose copies have not begun */
+    std::vector<bulk_piece> copies;
+};
+
 struct machine {
+    std::map<const uint64_t *, bulk_barrier> bulk;
     std::vector<thread> threads;
     std::vector<warp> warps;
     barrier barriers[BARRIERS];
@@ -110,6 +125,19 @@ void release_block_barrier(machine *m)
     abort();
 }
 
+[[noreturn]] void bulk_misuse(const char *what)
+{
+    fprintf(stderr, "emulator: bulk copies: %s\n", what);
+    abort();
+}
+
+bulk_barrier &bulk_at(const uint64_t *barrier)
+{
+    auto found = current->bulk.find(barrier);
+    if (found == current->bulk.end()) bulk_misuse("a barrier that was not initialised");
+    return found->second;
+}
+
 std::vector<int> running_order(int count)
 {
     std::vector<int> order((size_t)count);
@@ -131,6 +159,7 @@ void run_block(machine *m, dim3 grid, dim3 block, uint3 at, const std::vector<in
     int count = (int)(block.x * block.y * block.z);
     for (barrier &b : m->barriers) b.arrived = 0;
     for (warp &w : m->warps) w.arrived = 0, w.live = 0;
+    m->bulk.clear();
     m->live = count;
     memset(m->shared.data(), 0xff, m->shared.size());
     for (int i = 0; i < count; i++) {
@@ -159,6 +188,8 @@ void run_block(machine *m, dim3 grid, dim3 block, uint3 at, const std::vector<in
         }
         if (m->progress == before && m->live > 0) stuck(m, block);
     }
+    for (const auto &b : m->bulk)
+        if (!b.second.copies.empty()) bulk_misuse("a block ends with copies under way");
 }
 
 struct stack_pool { /* kept between launches: a stack costs more than a small kernel */
@@ -271,4 +302,43 @@ void copy_async_commit(void)
 void emulator_copy_wait(int most)
 {
     land_copies(self(), most);
+}
+
+void bulk_barrier_init(uint64_t *barrier)
+{
+    current->bulk[barrier] = {0, false, 0, {}};
+}
+
+void bulk_announce(uint64_t *barrier, uint32_t bytes)
+{
+    bulk_barrier &b = bulk_at(barrier);
+    if (b.announced) bulk_misuse("two announcements in one phase");
+    b.announced = true, b.missing = bytes;
+    current->progress++;
+}
+
+void bulk_copy(void *shared, const void *global, uint32_t bytes, uint64_t *barrier)
+{
+    bulk_barrier &b = bulk_at(barrier);
+    if (((uintptr_t)shared | (uintptr_t)global | bytes) % 16)
+        bulk_misuse("an end or a size is not aligned to 16");
+    if (!b.announced || bytes > b.missing) bulk_misuse("more bytes than announced");
+    memset(shared, 0xff, bytes);
+    b.copies.push_back({shared, global, bytes});
+    b.missing -= bytes;
+    current->progress++;
+}
+
+void bulk_wait(uint64_t *barrier, int parity)
+{
+    while ((int)(bulk_at(barrier).phase % 2) == parity) {
+        bulk_barrier &b = bulk_at(barrier);
+        if (!b.announced || b.missing > 0) {
+            yield();
+            continue;
+        }
+        for (const bulk_piece &c : b.copies) memcpy(c.to, c.from, c.bytes);
+        b = {b.phase + 1, false, 0, {}};
+        current->progress++;
+    }
 }

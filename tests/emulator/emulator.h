@@ -161,6 +161,14 @@ template <int N> static inline void copy_async_wait(void)
     emulator_copy_wait(N);
 }
 
+/* Bulk copies spoil their destination when they begin and land when their barrier is waited for. */
+void bulk_barrier_init(uint64_t *barrier);
+void bulk_announce(uint64_t *barrier, uint32_t bytes);
+void bulk_copy(void *shared, const void *global, uint32_t bytes, uint64_t *barrier);
+void bulk_wait(uint64_t *barrier, int parity);
+
+static inline void cuda_admit_next(void) {} /* kernels run one after another */
+
 /* ---- numbers ---- */
 struct alignas(2) __nv_bfloat16 {
     uint16_t bits;

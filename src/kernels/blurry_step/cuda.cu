@@ -319,7 +319,7 @@ static void launch(const bla_step_cuda_shape &s, const bla_step_cuda_states &sta
     for (int64_t first = 0; first < states.count; first += MOST) {
         unsigned count = (unsigned)(states.count - first < MOST ? states.count - first : (int64_t)MOST);
         /* as many heads to a block as keep the device full, and not more than even out its rounds */
-        int64_t share = ((int64_t)count * s.Hkv + s.blocks_at_once - 1) / s.blocks_at_once;
+        int64_t share = ((int64_t)count * s.Hkv + 2 * s.processors - 1) / (2 * s.processors);
         int each = (int)(share < HEADS_EACH ? share : (int64_t)HEADS_EACH);
         dim3 grid((unsigned)((s.Hkv + each - 1) / each), count);
         cuda_launch(kernel, grid, dim3(STEP_THREADS), bytes, stream, s, states, first, each, io);
@@ -344,6 +344,8 @@ blurry_status bla_step_cuda_run(const bla_step_cuda_shape *shape, const bla_step
     const step_io io = {q, k, v, o};
     const int lanes = lanes_of(*shape);
     if (states->count == 0) return BLURRY_OK;
+    if (bla_step_cuda_stream(shape, states, q, k, v, o, stream))
+        return bla_step_cuda_launched("the decode step");
     if (shape->state_bf16)
         (lanes == 8 ? launch<bf16, 8> : launch<bf16, 16>)(*shape, *states, io, stream);
     else

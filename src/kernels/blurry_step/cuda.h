@@ -29,7 +29,8 @@ typedef struct bla_step_cuda_shape {
     int group;                               /* queries of a key/value head */
     float per_block, per_slot;               /* 1 / block, 1 / S */
     float per_row_k, per_row_v;              /* rows to 16 bytes of a ring */
-    int blocks_at_once;                      /* blocks that a device runs at once */
+    int processors;                          /* multiprocessors of the device */
+    int bulk_copies;                         /* whether it has them: compute capability 9 */
     signed char due[BLA_STEP_CUDA_FOLD];     /* block brought up to date at t mod fold, or -1 */
     unsigned char phase[BLA_STEP_CUDA_FOLD]; /* the other way round */
     int row_k, row_v;                        /* elements between rows, in slots and rings */

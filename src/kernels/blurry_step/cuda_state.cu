@@ -219,11 +219,14 @@ static void derive(bla_step_cuda_shape *s)
     s->per_block = 1.0f / (float)s->block, s->per_slot = 1.0f / (float)s->S;
     const float piece = s->token_bf16 ? 8.0f : 4.0f;
     s->per_row_k = piece / (float)s->row_k, s->per_row_v = piece / (float)s->row_v;
-    int device = 0, processors = 132;
-    if (cudaGetDevice(&device) == cudaSuccess)
-        (void)cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
+    int device = 0, capability = 0;
+    s->processors = 132;
+    if (cudaGetDevice(&device) == cudaSuccess) {
+        (void)cudaDeviceGetAttribute(&s->processors, cudaDevAttrMultiProcessorCount, device);
+        (void)cudaDeviceGetAttribute(&capability, cudaDevAttrComputeCapabilityMajor, device);
+    }
     (void)cudaGetLastError(); /* without a device the tables below say so */
-    s->blocks_at_once = 2 * processors;
+    s->bulk_copies = capability >= 9;
     memset(s->due, -1, sizeof s->due);
     for (int r = 0; r < s->n_blocks; r++) {
         s->phase[r] = (unsigned char)(r * s->fold / s->n_blocks);
