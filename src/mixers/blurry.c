@@ -252,6 +252,7 @@ const mixer mixer_blurry = {
     .expand_v = 1,
     .grouped = 1,
     .rotary = 1,
+    .folds = 1,
     .check = blurry_check,
     .parameters = blurry_parameters,
     .state_elements = blurry_state_elements,

@@ -49,16 +49,26 @@ blurry_status mixer_layer_refresh(mixer_layer *layer)
     return layer->config.type->refresh ? layer->config.type->refresh(layer) : BLURRY_OK;
 }
 
+static void widen(const mixer *type, const mixer_pass *p, mixer_sizes *sizes)
+{
+    mixer_sizes need;
+    type->sizes(p, &need);
+    if (need.saved > sizes->saved) sizes->saved = need.saved;
+    if (need.work > sizes->work) sizes->work = need.work;
+    if (need.scratch > sizes->scratch) sizes->scratch = need.scratch;
+}
+
 void mixer_layer_sizes(mixer_layer *layer, int keep, mixer_sizes *sizes)
 {
+    const mixer *type = layer->config.type;
     mixer_pass p = {.layer = layer, .B = layer->batch, .L = layer->length, .keep = keep};
-    mixer_sizes some = {0};
-    layer->config.type->sizes(&p, sizes);
-    p.row_count = mixer_rows_most(p.B * p.L);
-    if (keep && p.row_count) layer->config.type->sizes(&p, &some);
-    if (some.saved > sizes->saved) sizes->saved = some.saved;
-    if (some.work > sizes->work) sizes->work = some.work;
-    if (some.scratch > sizes->scratch) sizes->scratch = some.scratch;
+    int64_t most = mixer_rows_most(p.B * p.L);
+    type->sizes(&p, sizes);
+    if (!keep || !most) return;
+    p.row_count = most;
+    widen(type, &p, sizes);
+    p.row_count = 0, p.x_rows = most;
+    if (type->folds) widen(type, &p, sizes);
 }
 
 blurry_status mixer_state_init(mixer_layer *layer, void *state)

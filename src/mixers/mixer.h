@@ -115,16 +115,22 @@ typedef struct mixer_pass {
     const int64_t *position; /* [B] in device memory: tokens seen before this call; NULL: all 0 */
     void *state; /* carried state, read and brought up to date; NULL: starts empty and is not kept */
     void *saved, *work;
-    const void *x;        /* [B, L, d] */
+    const void *x;        /* [B, L, d], or [x_rows, d] */
     void *y;              /* [B, L, d], or [row_count, d] */
     const void *residual; /* [B, L, d] added to y; NULL: none */
     const void *d_y;      /* as y */
-    void *d_x;            /* overwritten */
+    void *d_x;            /* as x; overwritten */
     /* Where y is wanted at some rows only: y and d_y have these rows, and what leads from the core to y alone
      * is computed for them alone. Not with a state. */
     int64_t row_count;           /* 0: y is wanted at all B L rows */
     const int64_t *rows;         /* [row_count] in device memory, ascending below B L */
     const int64_t *row_position; /* [row_count] their places in their sequences, rows[i] mod L */
+    /* Where many rows of x are equal (mixers that fold): x and d_x have each of them once, and the maps of x
+     * are computed once for all. Not together with row_count. */
+    int64_t x_rows;         /* 0: x has all B L rows */
+    const int64_t *x_index; /* [B L] in device memory: the row of x that stands at each token */
+    const int64_t *x_order; /* [B L] the tokens, those with row 0 of x first, then those with row 1 .. */
+    const int64_t *x_group; /* [B L] x_index[x_order[i]], ascending */
 } mixer_pass;
 
 struct mixer {
@@ -134,6 +140,7 @@ struct mixer {
     int headless;              /* no heads: heads, expand_k and expand_v do not apply */
     int grouped;               /* whether kv_heads may be smaller than heads */
     int rotary;                /* whether the option rope applies */
+    int folds; /* whether it reads x by its streams alone, so that equal rows may be given once */
     blurry_status (*check)(mixer_config *c,
                            const struct settings *s); /* what only this mixer knows; may be NULL */
     void (*parameters)(const mixer_config *c, mixer_parameter_list *list);
@@ -152,7 +159,8 @@ struct mixer {
 #define MIXER(name) extern const mixer mixer_##name;
 #include "mixers/mixers.def"
 
-/* Most rows that a pass may single out as wanted: with more of them it computes all. */
+/* Most rows that a pass may single out, as wanted or as different from each other: with more it computes all.
+ */
 static inline int64_t mixer_rows_most(int64_t rows)
 {
     return rows / 2;

@@ -140,7 +140,7 @@ int mixer_maps_together(const mixer_pass *p, const mixer_maps *m, int backward)
     const mixer_layer *layer = p->layer;
     const device *dev = layer->dev;
     for (int i = 1; i < m->count; i++) {
-        int64_t weights = m->out[0] * m->in, values = mixer_rows(p) * m->out[0];
+        int64_t weights = m->out[0] * m->in, values = m->rows * m->out[0];
         const void *from = backward ? m->d_y[0] : m->y[0], *to = backward ? m->d_y[i] : m->y[i];
         if (m->out[i] != m->out[0] || !follows(from, to, i, values, dev->element) ||
             !follows(layer->weight[m->weight[0]], layer->weight[m->weight[i]], i, weights, dev->element))
@@ -156,7 +156,7 @@ void mixer_maps_forward(const mixer_pass *p, const mixer_maps *m, const void *x)
 {
     int together = mixer_maps_together(p, m, 0);
     for (int i = 0; i < (together ? 1 : m->count); i++)
-        mixer_ops(p)->linear_forward(mixer_run(p), &(linear_args){.rows = mixer_rows(p),
+        mixer_ops(p)->linear_forward(mixer_run(p), &(linear_args){.rows = m->rows,
                                                                   .in = m->in,
                                                                   .out = m->out[i],
                                                                   .maps = together ? m->count : 1,
@@ -170,7 +170,7 @@ void mixer_maps_backward(const mixer_pass *p, const mixer_maps *m, const void *x
     int together = mixer_maps_together(p, m, 1);
     for (int i = 0; i < (together ? 1 : m->count); i++)
         mixer_ops(p)->linear_backward(mixer_run(p),
-                                      &(linear_args){.rows = mixer_rows(p),
+                                      &(linear_args){.rows = m->rows,
                                                      .in = m->in,
                                                      .out = m->out[i],
                                                      .maps = together ? m->count : 1,

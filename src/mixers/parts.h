@@ -77,6 +77,7 @@ void mixer_linear_rows_backward(const mixer_pass *p, int64_t rows, mixer_paramet
  */
 typedef struct mixer_maps {
     int count;
+    int64_t rows;                  /* of x */
     const mixer_parameter *weight; /* [count] */
     int64_t in;
     const int64_t *out;     /* [count] */
@@ -98,6 +99,7 @@ typedef struct mixer_streams {
     int silu;               /* whether the mixer puts a SiLU of its own after W x or after the convolution */
     int picks;              /* whether q has the wanted rows only: q, d_q [row_count, H, Dk] */
     void *x, *d_x;          /* [row_count, d] where it picks */
+    void *folded[STREAMS];  /* [x_rows, ..] W x, then its gradient, where x has equal rows once */
     void *raw[STREAMS];     /* W x */
     void *mid[STREAMS];     /* after the convolution */
     void *out[STREAMS];     /* what the mixer's core reads */

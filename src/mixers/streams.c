@@ -40,7 +40,7 @@ static int may_join(const mixer_pass *p, const mixer_streams *s)
 {
     const mixer_config *c = &p->layer->config;
     return p->layer->dev->kind == DEVICE_CUDA && p->keep && c->rope && !c->conv && !s->silu && !s->picks &&
-           c->heads == c->heads_kv && c->dim_k == c->dim_v;
+           !p->x_rows && c->heads == c->heads_kv && c->dim_k == c->dim_v;
 }
 
 /* A stage that is off shares the memory of the stage before it. The streams lie one after another, so that
@@ -61,6 +61,8 @@ void mixer_streams_layout(const mixer_pass *p, mixer_layout *m, int silu, int pi
     for (int i = 0; i < STREAMS && p->keep; i++) s->d_out[i] = mixer_take(p, &m->work, rows[i], width[i]);
     for (int i = 0; i < STREAMS && p->keep; i++)
         s->d_raw[i] = c->conv ? mixer_take(p, &m->work, rows[i], width[i]) : s->d_out[i];
+    for (int i = 0; i < STREAMS && p->x_rows; i++)
+        s->folded[i] = mixer_take(p, &m->work, p->x_rows, width[i]);
     if (s->picks) s->x = mixer_take(p, &m->work, p->row_count, c->width);
     if (s->picks && p->keep) s->d_x = mixer_take(p, &m->work, p->row_count, c->width);
     if (may_join(p, s)) s->d_joined = mixer_take(p, &m->work, mixer_rows(p), STREAMS * width[0]);
@@ -70,13 +72,34 @@ void mixer_streams_layout(const mixer_pass *p, mixer_layout *m, int silu, int pi
 static mixer_maps stream_maps(const mixer_pass *p, const mixer_streams *s, int64_t width[STREAMS])
 {
     int first = s->picks ? STREAM_K : STREAM_Q;
+    void *const *y = p->x_rows ? s->folded : s->raw, *const *d_y = p->x_rows ? s->folded : s->d_raw;
     for (int i = 0; i < STREAMS; i++) width[i] = mixer_stream_width(&p->layer->config, i);
     return (mixer_maps){.count = STREAMS - first,
+                        .rows = p->x_rows ? p->x_rows : mixer_rows(p),
                         .weight = weight_of + first,
                         .in = p->layer->config.width,
                         .out = width + first,
-                        .y = s->raw + first,
-                        .d_y = (const void *const *)s->d_raw + first};
+                        .y = y + first,
+                        .d_y = (const void *const *)d_y + first};
+}
+
+/* W x from the different rows to all tokens, and its gradient back. */
+static void stream_unfold(const mixer_pass *p, const mixer_streams *s, int backward)
+{
+    for (int i = 0; i < STREAMS && p->x_rows; i++) {
+        rows_args a = {.count = mixer_rows(p),
+                       .total = p->x_rows,
+                       .width = mixer_stream_width(&p->layer->config, i),
+                       .row = backward ? p->x_group : p->x_index,
+                       .x = backward ? s->d_raw[i] : s->folded[i],
+                       .y = backward ? s->folded[i] : s->raw[i],
+                       .from = backward ? p->x_order : NULL,
+                       .clear = 1};
+        if (backward)
+            mixer_ops(p)->rows_scatter(mixer_run(p), &a);
+        else
+            mixer_ops(p)->rows_gather(mixer_run(p), &a);
+    }
 }
 
 static conv_args stream_conv(const mixer_pass *p, const mixer_streams *s, int i)
@@ -149,6 +172,7 @@ void mixer_streams_forward(const mixer_pass *p, const mixer_streams *s)
     int64_t width[STREAMS];
     mixer_maps maps = stream_maps(p, s, width);
     mixer_maps_forward(p, &maps, p->x);
+    stream_unfold(p, s, 0);
     if (s->picks)
         mixer_linear_rows(p, p->row_count, MIXER_Q, mixer_wanted_x(p, s->x), c->width, width[STREAM_Q],
                           s->raw[STREAM_Q]);
@@ -190,6 +214,7 @@ void mixer_streams_backward(const mixer_pass *p, const mixer_streams *s, int add
         if (s->silu) mixer_ops(p)->unary_backward(mixer_run(p), &silu);
         if (c->conv) mixer_ops(p)->conv_backward(mixer_run(p), &conv);
     }
+    stream_unfold(p, s, 1);
     mixer_maps_backward(p, &maps, p->x, p->d_x, add);
     if (!s->picks) return;
     mixer_linear_rows_backward(p, p->row_count, MIXER_Q, mixer_wanted_x(p, s->x), s->d_raw[STREAM_Q],

@@ -3,7 +3,8 @@
  * Normed inputs and the MLP's activations are made again in backward rather than kept.
  *
  * Where only some rows of `hidden` are wanted, the last layer's stream after the mixer, its MLP and the final
- * norm have these rows alone: [wanted, d], one after another. */
+ * norm have these rows alone: [wanted, d], one after another. Where many tokens are equal, the first layer's
+ * norm and its mixer's maps are computed once for each different one. */
 #include "model/model.h"
 
 #include "base/status.h"
@@ -14,13 +15,20 @@
 typedef struct block_pass {
     network *net;
     int64_t B, L, rows;
-    int64_t wanted; /* rows of hidden; 0: all */
-    int turn;       /* backward: n % 2 */
+    int64_t wanted;    /* rows of hidden; 0: all */
+    int64_t different; /* tokens; 0: not looked for */
+    int turn;          /* backward: n % 2 */
 } block_pass;
 
-static block_pass pass_of(network *net, int64_t B, int64_t L, int64_t wanted)
+static block_pass pass_of(network *net, const network_pass *pass)
 {
-    return (block_pass){net, B, L, B * L, wanted, 0};
+    return (block_pass){net, pass->B, pass->L, pass->B * pass->L, pass->wanted, pass->different, 0};
+}
+
+/* Rows of the input of a layer's first norm and mixer where it has each different one once, else 0. */
+static int64_t different_at(const block_pass *p, int64_t layer)
+{
+    return layer ? 0 : p->different;
 }
 
 static const network_work *own_work(const block_pass *p)
@@ -120,11 +128,22 @@ static void *activated(const block_pass *p, const network_layer *layer)
     return layer->activated ? layer->activated : own_work(p)->activated;
 }
 
-static norm_args norm1_of(const block_pass *p, int64_t index, const void *x)
+static const void *block_input(const network *net, int64_t index)
 {
-    const model_layer_places *at = &p->net->model->places.layer[index];
-    const network_layer *layer = &p->net->layers[index];
-    return norm_of(p, at->norm1, at->norm1_bias, x, normed1(p, index), layer->mean1, layer->rstd1);
+    return index ? net->layers[index - 1].output : net->input;
+}
+
+/* Folded rows have their gradient in `normed`, which is free by then. */
+static norm_args norm1_of(const block_pass *p, int64_t index)
+{
+    const network *net = p->net;
+    const model_layer_places *at = &net->model->places.layer[index];
+    const network_layer *layer = &net->layers[index];
+    int64_t different = different_at(p, index);
+    norm_args a = norm_of(p, at->norm1, at->norm1_bias, different ? net->folded : block_input(net, index),
+                          normed1(p, index), layer->mean1, layer->rstd1);
+    if (different) a.rows = different, a.d_x = net->normed;
+    return a;
 }
 
 static norm_args norm2_of(const block_pass *p, int64_t index)
@@ -257,11 +276,6 @@ static void mlp_backward(block_pass *p, int64_t index)
 }
 
 /* ---- mixer ---- */
-static const void *block_input(const network *net, int64_t index)
-{
-    return index ? net->layers[index - 1].output : net->input;
-}
-
 static mixer_pass mixer_of(const block_pass *p, int64_t index)
 {
     network *net = p->net;
@@ -281,24 +295,54 @@ static mixer_pass mixer_of(const block_pass *p, int64_t index)
                         .d_x = net->d_normed,
                         .row_count = wanted_from(p, index),
                         .rows = net->rows,
-                        .row_position = net->row_position};
+                        .row_position = net->row_position,
+                        .x_rows = different_at(p, index),
+                        .x_index = net->token_index,
+                        .x_order = net->token_order,
+                        .x_group = net->token_group};
 }
 
 static void mixer_branch_forward(const block_pass *p, int64_t index)
 {
-    norm_args norm = norm1_of(p, index, block_input(p->net, index));
+    network *net = p->net;
+    norm_args norm = norm1_of(p, index);
     mixer_pass pass = mixer_of(p, index);
+    if (pass.x_rows)
+        net->dev->ops->rows_gather(&net->dev->run, &(rows_args){.count = pass.x_rows,
+                                                                .total = p->rows,
+                                                                .width = net->model->width,
+                                                                .row = net->token_first,
+                                                                .x = net->input,
+                                                                .y = net->folded});
     norm_forward(p, &norm);
     pass.layer->config.type->forward(&pass);
 }
 
+/* The last operation of the first layer where its input is folded: the gradient of the stream beside stays
+ * where it is, and that of a token which stands at several rows goes to the first of them; the embedding adds
+ * them up. */
+static void end_folded(const block_pass *p, const norm_args *norm)
+{
+    network *net = p->net;
+    norm_backward(p, norm);
+    net->dev->ops->rows_scatter(&net->dev->run, &(rows_args){.count = norm->rows,
+                                                             .total = p->rows,
+                                                             .width = net->model->width,
+                                                             .row = net->token_first,
+                                                             .x = norm->d_x,
+                                                             .y = own_work(p)->d_stream});
+}
+
 static void mixer_branch_backward(block_pass *p, int64_t index)
 {
-    norm_args norm = norm1_of(p, index, block_input(p->net, index));
+    norm_args norm = norm1_of(p, index);
     mixer_pass pass = mixer_of(p, index);
     if (!p->net->keeps_more) norm_forward(p, &norm);
     pass.layer->config.type->backward(&pass);
-    end_branch(p, &norm, pass.row_count);
+    if (pass.x_rows)
+        end_folded(p, &norm);
+    else
+        end_branch(p, &norm, pass.row_count);
 }
 
 /* ---- whole network ---- */
@@ -340,28 +384,28 @@ static blurry_status run_blocks(const block_pass *p, int64_t layers, double drop
     return BLURRY_OK;
 }
 
-blurry_status network_forward(network *net, int64_t B, int64_t L, int64_t wanted, double dropout)
+blurry_status network_forward(network *net, const network_pass *pass)
 {
-    block_pass p = pass_of(net, B, L, wanted), end = behind_mixer(&p, net->model->layers - 1);
+    block_pass p = pass_of(net, pass), end = behind_mixer(&p, net->model->layers - 1);
     norm_args last = final_norm(&end);
-    STATUS_TRY(run_blocks(&p, net->model->layers, dropout));
+    STATUS_TRY(run_blocks(&p, net->model->layers, pass->dropout));
     norm_forward(&end, &last);
     return BLURRY_OK;
 }
 
 blurry_status network_forward_to(network *net, int64_t B, int64_t L, int64_t layer, mixer_pass *pass)
 {
-    block_pass p = pass_of(net, B, L, 0);
+    block_pass p = pass_of(net, &(network_pass){.B = B, .L = L});
     STATUS_TRY(run_blocks(&p, layer, 0));
-    norm_args norm = norm1_of(&p, layer, block_input(net, layer));
+    norm_args norm = norm1_of(&p, layer);
     norm_forward(&p, &norm);
     *pass = mixer_of(&p, layer);
     return BLURRY_OK;
 }
 
-void network_backward(network *net, int64_t B, int64_t L, int64_t wanted, double dropout)
+void network_backward(network *net, const network_pass *pass)
 {
-    block_pass p = pass_of(net, B, L, wanted), end = behind_mixer(&p, net->model->layers - 1);
+    block_pass p = pass_of(net, pass), end = behind_mixer(&p, net->model->layers - 1);
     end.turn = 1; /* the final norm leaves its gradient where branch 0 looks for it */
     norm_args last = final_norm(&end);
     norm_backward(&end, &last);
@@ -374,6 +418,6 @@ void network_backward(network *net, int64_t B, int64_t L, int64_t wanted, double
     }
     /* The head's gradient, which may be the embedding's too, is done: the first branch waited for its mark.
      */
-    embed_args embed = embedding(&p, dropout);
+    embed_args embed = embedding(&p, pass->dropout);
     net->dev->ops->embed_backward(&net->dev->run, &embed);
 }

@@ -153,7 +153,7 @@ static blurry_status feed_chunk(blurry_generator *g, const int32_t *tokens, int6
             device_upload(net->dev, net->ids + b * n, tokens + b * count + from, (size_t)n * sizeof *tokens));
     int threads = net->dev->run.threads;
     if (g->work * (double)n < work_worth_threads) net->dev->run.threads = 1;
-    blurry_status status = network_forward(net, net->batch, n, 0, 0);
+    blurry_status status = network_forward(net, &(network_pass){.B = net->batch, .L = n});
     net->dev->run.threads = threads;
     if (status != BLURRY_OK) return status;
     net->dev->ops->advance(&net->dev->run,

@@ -157,7 +157,7 @@ blurry_status blurry_model_evaluate(blurry_model *model, const blurry_batch *bat
         with_logits || !batch->labels ? net->block : rows; /* what passes through host memory at once */
     out->loss = 0;
     STATUS_TRY(device_upload(net->dev, net->ids, batch->tokens, (size_t)rows * sizeof *net->ids));
-    STATUS_TRY(network_forward(net, batch->sequences, batch->length, 0, 0));
+    STATUS_TRY(network_forward(net, &(network_pass){.B = batch->sequences, .L = batch->length}));
     for (int64_t from = 0; from < batch->row_count; from += block) {
         int64_t count = batch->row_count - from < block ? batch->row_count - from : block;
         STATUS_TRY(upload_rows(net, batch, from, count));
@@ -176,26 +176,26 @@ static blurry_status upload_scalars(network *net, double scale, uint64_t draw)
     return device_upload(net->dev, net->scalars, &now, sizeof now);
 }
 
-static blurry_status queue_gradient(network *net, int64_t B, int64_t L, int64_t labels)
+static blurry_status queue_gradient(network *net, int64_t B, int64_t L, int64_t labels, int64_t different)
 {
     device *dev = net->dev;
-    double dropout = net->model->settings.dropout;
-    int64_t wanted = net->picks && labels <= mixer_rows_most(B * L) ? labels : 0;
-    xent_args head = head_of(net, labels, wanted ? wanted : B * L);
-    if (wanted) head.row = net->row_order;
-    STATUS_TRY(network_forward(net, B, L, wanted, dropout));
+    network_pass pass = {.B = B, .L = L, .different = different, .dropout = net->model->settings.dropout};
+    if (net->picks && labels <= mixer_rows_most(B * L)) pass.wanted = labels;
+    xent_args head = head_of(net, labels, pass.wanted ? pass.wanted : B * L);
+    if (pass.wanted) head.row = net->row_order;
+    STATUS_TRY(network_forward(net, &pass));
     dev->ops->xent_backward(&dev->run, &head);
     dev->ops->sum(device_side_run(dev),
                   &(reduce_args){.count = labels, .x = net->log_prob, .out = &net->scalars->log_prob_sum});
-    network_backward(net, B, L, wanted, dropout);
+    network_backward(net, &pass);
     return BLURRY_OK;
 }
 
-blurry_status network_gradient(network *net, int64_t B, int64_t L, int64_t labels)
+blurry_status network_gradient(network *net, int64_t B, int64_t L, int64_t labels, int64_t different)
 {
     device_side_open(net->dev);
     net->notes_tokens = 1;
-    blurry_status status = queue_gradient(net, B, L, labels);
+    blurry_status status = queue_gradient(net, B, L, labels, different);
     net->notes_tokens = 0;
     device_side_close(net->dev);
     return status;
@@ -215,14 +215,15 @@ blurry_status blurry_model_gradient(blurry_model *model, const blurry_batch *bat
                            "%s is not NULL: a gradient pass has none, use blurry_model_evaluate",
                            out->logits ? "logits" : "probabilities");
     network *net = &model->net;
-    int64_t rows = batch->sequences * batch->length;
+    int64_t rows = batch->sequences * batch->length, different;
     out->loss = 0;
     if (!batch->row_count) return BLURRY_OK;
     STATUS_TRY(device_upload(net->dev, net->ids, batch->tokens, (size_t)rows * sizeof *net->ids));
     STATUS_TRY(upload_rows(net, batch, 0, batch->row_count));
     STATUS_TRY(upload_positions(net, batch));
     STATUS_TRY(upload_scalars(net, scale, draw));
-    STATUS_TRY(network_gradient(net, batch->sequences, batch->length, batch->row_count));
+    STATUS_TRY(network_fold(net, batch->tokens, rows, &different));
+    STATUS_TRY(network_gradient(net, batch->sequences, batch->length, batch->row_count, different));
     STATUS_TRY(collect(net, 0, batch->row_count, out));
     return device_sync(net->dev);
 }

@@ -71,30 +71,36 @@ typedef struct network {
                        memory */
     int picks;      /* whether passes may compute only the wanted rows of the last layer. Not on a GPU: a
                        recorded step has a padded list of rows, which does not ascend */
-    int carries;    /* whether layers carry a state */
+    int folds;   /* whether equal tokens may share the maps of the first layer: its input then depends on the
+                    token alone */
+    int carries; /* whether layers carry a state */
     network_layer *layers;
     void *memory, *states;
     size_t saved_bytes, work_bytes, state_bytes;
     void *input, *mean, *rstd,
-        *hidden;              /* [rows, d] embedded tokens, [rows] twice, [rows, d] after the final norm */
-    void *normed, *d_normed;  /* [rows, d] */
-    network_work work[2];     /* of branches by turns in backward, as the side queue may still read the last
-                                 one's;     the same memory twice where a device has one queue */
-    void *token_notes;        /* the embedding's, from forward to backward */
-    int notes_tokens;         /* whether forward is to write them: backward follows */
-    int64_t block;            /* rows whose logits are kept at once */
-    void *logits;             /* [block, V] */
-    void *log_prob;           /* [rows] */
-    int32_t *argmax;          /* [rows] */
-    int32_t *ids;             /* [rows] */
-    int64_t *rows;            /* [rows] labelled rows */
-    int64_t *row_position;    /* [rows] their places in their sequences */
-    int64_t *row_order;       /* [rows] 0, 1, 2 ..: the rows of a hidden that has the wanted ones alone */
-    int32_t *targets;         /* [rows] */
-    network_scalars *scalars; /* in device memory; see there */
-    int64_t *position;        /* [B] generators: tokens fed so far */
-    int64_t *nonfinite;       /* [1] */
-    void *host;               /* host memory for what comes back: [block, V] activations */
+        *hidden;             /* [rows, d] embedded tokens, [rows] twice, [rows, d] after the final norm */
+    void *normed, *d_normed; /* [rows, d] */
+    network_work work[2];    /* of branches by turns in backward, as the side queue may still read the last
+                                one's;     the same memory twice where a device has one queue */
+    void *token_notes;       /* the embedding's, from forward to backward */
+    int notes_tokens;        /* whether forward is to write them: backward follows */
+    int64_t block;           /* rows whose logits are kept at once */
+    void *logits;            /* [block, V] */
+    void *log_prob;          /* [rows] */
+    int32_t *argmax;         /* [rows] */
+    int32_t *ids;            /* [rows] */
+    int64_t *rows;           /* [rows] labelled rows */
+    int64_t *row_position;   /* [rows] their places in their sequences */
+    int64_t *row_order;      /* [rows] 0, 1, 2 ..: the rows of a hidden that has the wanted ones alone */
+    int64_t *token_first;    /* [rows / 2] the first row with each of the different tokens */
+    int64_t *token_index, *token_order, *token_group; /* [rows] mixer_pass.x_index and so on, by token */
+    void *folded;                                     /* [rows / 2, d] the embedded different tokens */
+    int32_t *targets;                                 /* [rows] */
+    network_scalars *scalars;                         /* in device memory; see there */
+    int64_t *position;                                /* [B] generators: tokens fed so far */
+    int64_t *nonfinite;                               /* [1] */
+    int64_t *fold_host;                               /* host memory of network_fold: [5 rows + vocab] */
+    void *host; /* host memory for what comes back: [block, V] activations */
 } network;
 
 struct blurry_model {
@@ -141,18 +147,28 @@ blurry_status network_configs(const struct settings *s, mixer_config **configs);
 void network_configs_free(mixer_config *configs, int64_t layers);
 
 /* ---- block.c: passes over B sequences of L tokens, at most the network's ---- */
-/* ids are on the device already. Writes net->hidden [B L, d]; or, with wanted > 0, its rows net->rows[0 ..
- * wanted-1] (ascending, row_position beside them) as [wanted, d]. dropout 0: none. */
-blurry_status network_forward(network *net, int64_t B, int64_t L, int64_t wanted, double dropout);
+typedef struct network_pass {
+    int64_t B, L;
+    int64_t wanted;    /* rows of hidden that are wanted: net->rows[0 .. wanted-1], ascending, with their
+                          row_position; hidden is [wanted, d] then. 0: all rows */
+    int64_t different; /* different tokens among ids, with token_first and so on; 0: not looked for */
+    double dropout;    /* 0: none */
+} network_pass;
+/* ids are on the device already. Writes net->hidden [B L, d], or [wanted, d]. */
+blurry_status network_forward(network *net, const network_pass *pass);
 /* The same up to the input of one layer's mixer: `pass` is what its forward would be called with. */
 blurry_status network_forward_to(network *net, int64_t B, int64_t L, int64_t layer, mixer_pass *pass);
-/* From net->hidden's gradient in net->d_normed to all parameters' gradients; arguments as in forward. */
-void network_backward(network *net, int64_t B, int64_t L, int64_t wanted, double dropout);
+/* From net->hidden's gradient in net->d_normed to all parameters' gradients, for the pass of the forward. */
+void network_backward(network *net, const network_pass *pass);
 
 /* ---- lm.c ---- */
-/* Queues forward, loss and backward over B sequences of L tokens with `labels` labelled rows, all of it in
- * device memory already. A target of -1 is none. May be recorded. */
-blurry_status network_gradient(network *net, int64_t B, int64_t L, int64_t labels);
+/* Queues forward, loss and backward over B sequences of L tokens with `labels` labelled rows and `different`
+ * tokens (0: not looked for), all of it in device memory already. A target of -1 is none. May be recorded. */
+blurry_status network_gradient(network *net, int64_t B, int64_t L, int64_t labels, int64_t different);
+/* ---- tokens.c ---- */
+/* Finds the different tokens among ids [rows] and uploads their lists; *different is 0 where there are too
+ * many of them, or where the network does not fold. */
+blurry_status network_fold(network *net, const int32_t *ids, int64_t rows, int64_t *different);
 /* The weight of the output head: its own, or the embedding's. */
 int64_t model_head(const blurry_model *model);
 /* Refuses what the model cannot take, before anything is computed. */

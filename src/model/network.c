@@ -155,6 +155,11 @@ static void lay_work(network_plan *m, size_t mixer_work)
     net->rows = mixer_take_bytes(&m->work, (size_t)rows * sizeof(int64_t));
     net->row_position = mixer_take_bytes(&m->work, net->picks ? (size_t)rows * sizeof(int64_t) : 0);
     net->row_order = mixer_take_bytes(&m->work, net->picks ? (size_t)rows * sizeof(int64_t) : 0);
+    net->token_first = mixer_take_bytes(&m->work, net->folds ? (size_t)rows / 2 * sizeof(int64_t) : 0);
+    int64_t **lists[] = {&net->token_index, &net->token_order, &net->token_group};
+    for (int i = 0; i < 3; i++)
+        *lists[i] = mixer_take_bytes(&m->work, net->folds ? (size_t)rows * sizeof(int64_t) : 0);
+    net->folded = take(m, &m->work, net->folds ? rows / 2 : 0, d);
     net->targets = mixer_take_bytes(&m->work, (size_t)rows * sizeof(int32_t));
     net->scalars = mixer_take_bytes(&m->work, sizeof *net->scalars);
     net->nonfinite = mixer_take_bytes(&m->work, sizeof(int64_t));
@@ -223,6 +228,12 @@ static blurry_status allocate(network *net)
     STATUS_TRY(device_reserve(net->dev, m.scratch));
     if (net->keep) STATUS_TRY(device_side_reserve(net->dev, m.handed));
     STATUS_TRY(memory_alloc(&net->host, (size_t)net->block * (size_t)vocab, sizeof(double), "logits"));
+    if (net->folds) {
+        void *memory;
+        STATUS_TRY(
+            memory_alloc(&memory, 5 * (size_t)rows + (size_t)vocab, sizeof(int64_t), "lists of tokens"));
+        net->fold_host = memory;
+    }
     for (int64_t i = 0; i < rows && net->picks; i++)
         STATUS_TRY(device_upload(net->dev, net->row_order + i, &i, sizeof i));
     return net->carries ? allocate_states(net) : BLURRY_OK;
@@ -246,6 +257,8 @@ blurry_status network_create(network *net, blurry_model *model, mixer_config *co
                            (long long)batch, (long long)length);
     STATUS_TRY(memory_alloc(&memory, (size_t)model->layers, sizeof *net->layers, "layers"));
     net->layers = memory;
+    net->folds = net->picks && model->layers > 1 && configs[0].type->folds &&
+                 model->places.position == MODEL_NONE && model->settings.dropout == 0;
     blurry_status status = BLURRY_OK;
     for (int64_t i = 0; i < model->layers && status == BLURRY_OK; i++)
         status = prepare_layer(net, i, &configs[i]);
@@ -260,6 +273,7 @@ void network_release(network *net)
         mixer_layer_release(&net->layers[i].mixer);
     memory_free(net->layers);
     memory_free(net->host);
+    memory_free(net->fold_host);
     if (net->memory) device_free(net->dev, net->memory);
     if (net->states) device_free(net->dev, net->states);
     memset(net, 0, sizeof *net);

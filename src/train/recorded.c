@@ -150,7 +150,7 @@ static blurry_status queue_work(blurry_trainer *t)
     network *net = &t->model->net;
     device_zero(net->dev, t->model->gradient, t->model->parameter_bytes);
     if (r->log_weight) device_mqar(net->dev, &r->mqar);
-    STATUS_TRY(network_gradient(net, t->part_size, net->length, r->labels));
+    STATUS_TRY(network_gradient(net, t->part_size, net->length, r->labels, 0));
     optimiser_queue_measure(&t->optimiser, &r->scalars->network.log_prob_sum);
     optimiser_queue_update(&t->optimiser);
     return BLURRY_OK;

@@ -517,13 +517,13 @@ static void rows_backward(const op_call *call)
     call->dev->ops->rows_scatter(&call->dev->run, &a);
 }
 
-/* y = two times those rows of a, elsewhere 0: the second call adds. */
+/* y = those rows of x, in the order given and backwards, elsewhere 0: the second call adds. */
 static void rows_twice(const op_call *call)
 {
     rows_args a = rows_of(call);
     a.x = call->x[0], a.y = call->x[1];
     call->dev->ops->rows_scatter(&call->dev->run, &a);
-    a.clear = 0;
+    a.clear = 0, a.from = call->x[3];
     call->dev->ops->rows_scatter(&call->dev->run, &a);
 }
 
@@ -531,11 +531,12 @@ void ops_rows(void **state)
 {
     (void)state;
     static const int64_t shapes[][3] = {{0, 0, 8}, {0, 5, 8}, {1, 1, 7}, {40, 300, 33}, {700, 300, 16}};
-    int64_t list[700];
+    int64_t list[700], back[700];
     for (int i = 0; i < 5; i++) {
         int64_t B = shapes[i][0], L = shapes[i][1], K = shapes[i][2];
         for (int64_t r = 0; r < B; r++)
             list[r] = r * r / (B > 1 ? B - 1 : 1) * L / (B + 1); /* also repeated */
+        for (int64_t r = 0; r < B; r++) back[r] = B - 1 - r;
         op_case c = {
             .family = "rows",
             .note = "gather and back",
@@ -546,14 +547,16 @@ void ops_rows(void **state)
             .K = K,
             .tensor = {{"x", OP_INPUT, L * K}, {"y", OP_OUTPUT, B * K}, {"row", OP_INT, B, .ints = list}}};
         op_case_check(&c);
-        op_case twice = {
-            .family = "rows",
-            .note = "added twice",
-            .forward = rows_twice,
-            .B = B,
-            .L = L,
-            .K = K,
-            .tensor = {{"x", OP_FIXED, B * K}, {"y", OP_OUTPUT, L * K}, {"row", OP_INT, B, .ints = list}}};
+        op_case twice = {.family = "rows",
+                         .note = "added twice",
+                         .forward = rows_twice,
+                         .B = B,
+                         .L = L,
+                         .K = K,
+                         .tensor = {{"x", OP_FIXED, B * K},
+                                    {"y", OP_OUTPUT, L * K},
+                                    {"row", OP_INT, B, .ints = list},
+                                    {"from", OP_INT, B, .ints = back}}};
         op_case_check(&twice);
     }
 }

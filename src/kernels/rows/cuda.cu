@@ -28,7 +28,7 @@ template <typename T, int N> __global__ void __launch_bounds__(THREADS) rows_sca
     for (int k = 0; k < N; k++) sum[k] = 0;
     if (!a.clear) load_many<N>(y, sum);
     for (; i < a.count && a.row[i] == row; i++) {
-        load_many<N>((const T *)a.x + i * a.width + c, x);
+        load_many<N>((const T *)a.x + (a.from ? a.from[i] : i) * a.width + c, x);
         for (int k = 0; k < N; k++) sum[k] += x[k];
     }
     store_many<N>(y, sum);

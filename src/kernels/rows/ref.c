@@ -15,5 +15,5 @@ KERNEL(rows_scatter, rows_args)
     for (int64_t i = 0; i < a->total * a->width && a->clear; i++) y[i] = 0;
     for (int64_t i = 0; i < a->count; i++)
         for (int64_t j = 0; j < a->width; j++)
-            y[a->row[i] * a->width + j] += ((const real *)a->x)[i * a->width + j];
+            y[a->row[i] * a->width + j] += ((const real *)a->x)[(a->from ? a->from[i] : i) * a->width + j];
 }

@@ -1,17 +1,19 @@
 /* Some rows of a matrix: x [total, width] and its rows row[0] .. row[count-1].
  *     rows_gather   y [count, width]:  y[i] = x[row[i]]
- *     rows_scatter  y [total, width]:  y[row[i]] += x[i], x being [count, width]; the gradient of rows_gather
- * The list ascends; a row that stands in it several times receives its summands in the list's order. */
+ *     rows_scatter  y [total, width]:  y[row[i]] += x[from[i]], x being [count, width]; the gradient of
+ * rows_gather The list of rows_scatter ascends; a row that stands in it several times receives its summands
+ * in the list's order. */
 #ifndef BLURRY_KERNELS_ROWS_H
 #define BLURRY_KERNELS_ROWS_H
 #include "kernels/kernel.h"
 
 typedef struct rows_args {
     int64_t count, total, width;
-    const int64_t *row; /* [count] in device memory, each in [0, total), ascending */
+    const int64_t *row; /* [count] in device memory, each in [0, total) */
     const void *x;
     void *y;
-    int clear; /* rows_scatter: y is 0 before */
+    const int64_t *from; /* rows_scatter: [count], each in [0, count); NULL: 0, 1, 2 .. */
+    int clear;           /* rows_scatter: y is 0 before */
 } rows_args;
 
 /* The first place in the list whose row is not before `row`. */

@@ -26,7 +26,7 @@ static void scatter_task(void *context, int64_t task, int worker)
     if (a->clear)
         memset((real *)a->y + first * a->width, 0, (size_t)((end - first) * a->width) * sizeof(real));
     for (int64_t i = rows_place(a, first); i < a->count && a->row[i] < end; i++) {
-        const real *from = (const real *)a->x + i * a->width;
+        const real *from = (const real *)a->x + (a->from ? a->from[i] : i) * a->width;
         real *to = (real *)a->y + a->row[i] * a->width;
         for (int64_t j = 0, left; left = a->width - j, left > 0; j += VL)
             v_store_up_to(to + j, v_load_up_to(to + j, left) + v_load_up_to(from + j, left), left);
