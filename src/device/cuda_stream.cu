@@ -226,9 +226,18 @@ static cudaError_t make_events(cuda_stream *s)
     return error;
 }
 
+/* Before the side queue's blocks (cuda_side.cu) where both wait for a place on the chip. */
+static cudaError_t make_queue(cudaStream_t *queue)
+{
+    int least = 0, greatest = 0;
+    cudaError_t error = cudaDeviceGetStreamPriorityRange(&least, &greatest);
+    if (error == cudaSuccess) error = cudaStreamCreateWithPriority(queue, cudaStreamNonBlocking, greatest);
+    return error;
+}
+
 cudaError_t cuda_stream_open(cuda_stream *s)
 {
-    cudaError_t error = cudaStreamCreateWithFlags(&s->queue, cudaStreamNonBlocking);
+    cudaError_t error = make_queue(&s->queue);
     if (error == cudaSuccess) error = keep_pool();
     if (error == cudaSuccess) error = take_pinned(&s->pinned);
     if (error == cudaSuccess) error = make_events(s);

@@ -195,6 +195,15 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned)
 {
     return cudaStreamCreate(stream);
 }
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t *stream, unsigned, int)
+{
+    return cudaStreamCreate(stream);
+}
+cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest)
+{
+    *least = *greatest = 0;
+    return cudaSuccess;
+}
 cudaError_t cudaStreamSynchronize(cudaStream_t stream)
 {
     std::lock_guard<std::recursive_mutex> hold(lock);
