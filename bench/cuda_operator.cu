@@ -1,5 +1,5 @@
 /* Times the CUDA operator: forward, and forward with backward, each as a CUDA graph, medians after warm-up.
- *     cuda_operator [form=1|2] [window=CHUNKS] [part of a case's name ...]
+ *     cuda_operator [form=1|2] [part of a case's name ...]
  * form: the forward pass in one or in two where those cover the case; else as is estimated to be faster.
  * Results are checked by tests/cuda/test_operator.cu; here only that they are finite. */
 #include "kernels/blurry/cuda_fast.h"
@@ -185,9 +185,7 @@ int main(int count, char **arguments)
     std::vector<const char *> names;
     for (int i = 1; i < count; i++) {
         if (!strncmp(arguments[i], "form=", 5))
-            fast_wished.form = atoi(arguments[i] + 5);
-        else if (!strncmp(arguments[i], "window=", 7))
-            fast_wished.window = atoll(arguments[i] + 7);
+            fast_wished_form = atoi(arguments[i] + 5);
         else
             names.push_back(arguments[i]);
     }

@@ -6,16 +6,16 @@
 
 #include <math.h>
 
-enum { MADE_BYTES_MOST = 128 << 20, FOLD_MOST = 8, WINDOW_BYTES = 32 << 20 };
+enum { MADE_BYTES_MOST = 128 << 20, FOLD_MOST = 8, OWN_SLOTS_BYTES = 32 << 20 };
 
-fast_wish fast_wished;
+int fast_wished_form;
 
 /* ---- segments ---- */
 
 /* The number of segments per chain that is estimated to finish first, in units of one chunk's time; the
  * pass that joins segments takes the share `extra` of it. Short of the
  * chip, more blocks than fit at once are not worth having: their states would only take memory. */
-static int64_t choose_segments(int64_t chains, int64_t chunks, int64_t blocks, double extra, double *estimate)
+static int64_t choose_segments(int64_t chains, int64_t chunks, int64_t blocks, double extra)
 {
     int64_t best = 1;
     double least = INFINITY;
@@ -26,7 +26,6 @@ static int64_t choose_segments(int64_t chains, int64_t chunks, int64_t blocks, d
         double cost = waves * (each + 0.5) + first + (n > FOLD_MOST ? 1.0 : 0.05 * (double)n);
         if (cost < least) least = cost, best = n;
     }
-    if (estimate) *estimate = least;
     return best;
 }
 
@@ -83,7 +82,7 @@ static void scan(const fast_kernels *k, const bla_call *call, fast_run *run, int
     run->scanned = 1;
 }
 
-/* ---- calls ---- */
+/* ---- memory ---- */
 
 struct carver {
     char *base;
@@ -167,105 +166,75 @@ size_t fast_saved_bytes(const bla_shape *s)
 
 /* ---- the forward pass in two: cuda_fast_states.cu, then cuda_fast_read.cuh ---- */
 
-/* Columns to a block of the first one, and its microseconds over so many chunks: a step of all blocks takes
- * what its bytes take from the second-level cache, for one multiprocessor and for all, and never less than
- * its latency. */
-static int choose_columns(const fast_kernels *k, int64_t chains, int64_t chunks, int multiprocessors,
-                          double *time)
+/* Columns to a block of the first one: a step of all blocks takes what its bytes take from the second-level
+ * cache, for one multiprocessor and for all, and never less than its latency. */
+static int choose_columns(const fast_kernels *k, int64_t chains, int multiprocessors)
 {
     int best = 16;
-    *time = INFINITY;
+    double least = INFINITY;
     for (int columns = 16; columns <= 64 && columns <= k->D; columns *= 2) {
         double blocks = (double)(chains * 2 * (k->D / columns)),
                at_once = fmin(blocks, 2.0 * multiprocessors);
         double bytes = 2.0 * CHUNK * (k->SP + columns) + 2.0 * k->SP * columns;
         double one = bytes * ceil(at_once / multiprocessors) / 90e3, all = bytes * at_once / 5.5e6;
-        double cost = ceil(blocks / (2.0 * multiprocessors)) * (double)chunks * fmax(0.25, fmax(one, all));
-        if (cost < *time) *time = cost, best = columns;
+        double cost = ceil(blocks / (2.0 * multiprocessors)) * fmax(0.25, fmax(one, all));
+        if (cost < least) least = cost, best = columns;
     }
     return best;
 }
 
-/* Chunks of every sequence whose slots fit into a window that the second-level cache holds. */
-static int64_t window_chunks(const bla_shape *s, const fast_kernels *k)
+/* Slots before every chunk that a call without notes may keep for itself: as much as the second-level cache
+ * holds. */
+static size_t own_slots(const bla_shape *s, const fast_kernels *k)
 {
-    size_t each = size_mul(size_of(s->batch * s->Hkv, 2 * (size_t)k->SP), (size_t)k->D * sizeof(bf16));
-    int64_t most = s->batch > 0 ? (s->tokens / s->batch + CHUNK - 1) / CHUNK : 0;
-    int64_t fit = each > 0 && each <= WINDOW_BYTES ? (int64_t)(WINDOW_BYTES / each) : 0;
-    return fit < most ? fit : most;
+    size_t all = k->read ? saved_for(k, s) : 0;
+    return all <= OWN_SLOTS_BYTES ? all : 0;
 }
 
-/* Room for the slots of a window and those carried from one window to the next. */
-struct window_room {
-    bf16 *saved;
-    float *k, *v;
-};
-static void window_place(const bla_shape *s, const fast_kernels *k, carver *m, window_room *w)
+/* Units of work of the second one: query heads times chunks, with gaps where sequences are packed. */
+static int64_t read_units(const bla_shape *s, const bla_call *call, int64_t chunks)
 {
-    int64_t chains = s->batch * s->Hkv, chunks = k->read ? window_chunks(s, k) : 0;
-    w->saved =
-        (bf16 *)carve(m, size_mul(size_of(chains * chunks, 2 * (size_t)k->SP), (size_t)k->D * sizeof(bf16)));
-    w->k = (float *)carve(m, chunks > 0 ? size_mul(size_of(chains * s->S, (size_t)s->Dk), sizeof(float)) : 0);
-    w->v = (float *)carve(m, chunks > 0 ? size_mul(size_of(chains * s->S, (size_t)s->Dv), sizeof(float)) : 0);
-}
-
-/* Whether the pass in two is there for a call and estimated to be faster; *window is the chunks per sequence
- * it takes at a time. `one` is the estimate for one pass, in chunks. */
-static bool in_two(const fast_tables *t, const bla_shape *s, const bla_call *call, int64_t chunks,
-                   const fast_run *run, double one, int64_t *window, int *columns)
-{
-    const fast_kernels *k = t->kernels;
     int64_t n = call->chains / call->Hkv;
-    *window = run->saved ? chunks : call->offsets ? 0 : window_chunks(s, k);
-    if (!run->saved && fast_wished.window > 0 && *window > fast_wished.window) *window = fast_wished.window;
-    if (*window > chunks) *window = chunks;
-    int64_t places = call->offsets ? s->tokens / CHUNK + n : n * *window, units = places * call->H;
-    if (!k->read || *window < 1 || (t->loose > 0 && !run->made) || units > INT32_MAX || chunks > INT32_MAX)
+    return (call->offsets ? s->tokens / CHUNK + n : n * chunks) * call->H;
+}
+
+/* Whether the pass in two is there for a call and faster. Its first kernel takes a sequence's chunks one
+ * after another, about a microsecond each: that pays up to 64 of them where the slots are wanted as notes, up
+ * to 16 where they are not (measured: docs/performance.md). */
+static bool in_two(const fast_tables *t, const bla_shape *s, const bla_call *call, int64_t chunks,
+                   const fast_run *run, bool notes, const bf16 *own)
+{
+    if (!t->kernels->read || (!notes && !own) || (t->loose > 0 && !run->made) || chunks > INT32_MAX ||
+        read_units(s, call, chunks) > INT32_MAX)
         return false;
-    double chunk = 5.2 * (0.25 + 0.75 * k->SP * k->D / 8192.0), first,
-           windows = ceil((double)chunks / (double)*window);
-    *columns = choose_columns(k, call->chains, *window, t->multiprocessors, &first);
-    if (fast_wished.form > 0) return fast_wished.form == 2;
-    double rounds = call->o ? ceil((double)units / (2.0 * t->multiprocessors)) : 0;
-    return windows * (first + rounds * chunk + 6) < one * chunk * (0.2 + 0.8 * call->group) + 10;
+    return fast_wished_form ? fast_wished_form == 2 : chunks <= (notes ? 64 : 16);
 }
 
 static void forward_in_two(const fast_tables *t, const bla_shape *s, const bla_call *call, int64_t chunks,
-                           int64_t window, int columns, const window_room *room, fast_run *run,
-                           cudaStream_t stream)
+                           fast_run *run, cudaStream_t stream)
 {
-    int64_t n = call->chains / call->Hkv;
-    bla_state carried = {room->k, room->v, s->Hkv * s->S * s->Dk, s->Hkv * s->S * s->Dv};
-    bla_call part = *call;
-    if (!run->saved) run->saved = room->saved, run->window = window;
-    run->sequences = (int)n;
-    for (run->from = 0; run->from < chunks; run->from = run->to) {
-        run->to = chunks - run->from > window ? run->from + window : chunks;
-        part.in = run->from > 0 ? carried : call->in;
-        part.out = run->to < chunks ? carried : call->out;
-        run->units =
-            (uint32_t)((call->offsets ? s->tokens / CHUNK + n : n * (run->to - run->from)) * call->H);
-        fast_states(t->kernels, columns, &part, run, stream);
-        if (call->o) t->kernels->read(&part, run, stream);
-    }
+    run->sequences = (int)(call->chains / call->Hkv);
+    run->units = (uint32_t)read_units(s, call, chunks);
+    fast_states(t->kernels, choose_columns(t->kernels, call->chains, t->multiprocessors), call, run, stream);
+    if (call->o) t->kernels->read(call, run, stream);
 }
 
 /* ---- calls ---- */
 
-static void forward_place(const bla_shape *s, const fast_kernels *k, int64_t blocks, carver *m, fast_run *r,
-                          window_room *w)
+/* Also finds room for the slots of a call without notes; NULL: they are too many. */
+static bf16 *forward_place(const bla_shape *s, const fast_kernels *k, int64_t blocks, carver *m, fast_run *r)
 {
     pass_place(s, k, blocks, m, r);
-    window_place(s, k, m, w);
+    size_t own = own_slots(s, k);
+    return own ? (bf16 *)carve(m, own) : NULL;
 }
 
 size_t fast_forward_workspace(const bla_shape *s, int multiprocessors)
 {
     const fast_kernels *k = fast_find(s);
     fast_run run;
-    window_room room;
     carver m = {NULL, 0};
-    if (k) forward_place(s, k, (int64_t)multiprocessors * k->state_blocks, &m, &run, &room);
+    if (k) forward_place(s, k, (int64_t)multiprocessors * k->state_blocks, &m, &run);
     return m.used;
 }
 
@@ -274,22 +243,20 @@ void fast_forward(const fast_tables *t, const bla_shape *s, const bla_call *call
 {
     const fast_kernels *k = t->kernels;
     fast_run run = {};
-    window_room room;
     carver m = {(char *)workspace, 0};
     int64_t states = (int64_t)t->multiprocessors * k->state_blocks;
-    forward_place(s, k, states, &m, &run, &room);
+    bf16 *own = forward_place(s, k, states, &m, &run);
     run.saved = (bf16 *)saved, run.spread = t->multiprocessors;
     int64_t chunks = (longest + CHUNK - 1) / CHUNK;
     make_entries(t, s, call, chunks, states, &run, stream);
     fast_pass pass = call->o ? FAST_READ : FAST_STATES;
-    int64_t blocks = pass == FAST_READ ? (int64_t)t->multiprocessors * k->read_blocks : states, window;
-    double estimate;
-    int columns;
-    run.segments = choose_segments(call->chains, chunks, blocks, 0.2, &estimate);
-    if (in_two(t, s, call, chunks, &run, estimate, &window, &columns)) {
-        forward_in_two(t, s, call, chunks, window, columns, &room, &run, stream);
+    int64_t blocks = pass == FAST_READ ? (int64_t)t->multiprocessors * k->read_blocks : states;
+    if (in_two(t, s, call, chunks, &run, saved != NULL, own)) {
+        if (!saved) run.saved = own;
+        forward_in_two(t, s, call, chunks, &run, stream);
         return;
     }
+    run.segments = choose_segments(call->chains, chunks, blocks, 0.2);
     run.parts = choose_parts(call->chains, chunks, run.segments, states, states_most(s, states));
     if (run.segments > 1) {
         k->forward(call, &run, FAST_INCREMENTS, stream);
@@ -327,7 +294,7 @@ void fast_backward(const fast_tables *t, const bla_shape *s, const bla_call *cal
         states.o = NULL;
         fast_forward(t, s, &states, longest, run.saved, m.base + m.used, stream);
     }
-    run.segments = choose_segments(call->chains, chunks, t->multiprocessors, 0.15, NULL);
+    run.segments = choose_segments(call->chains, chunks, t->multiprocessors, 0.15);
     run.parts = choose_parts(call->chains, chunks, run.segments, t->multiprocessors,
                              states_most(s, t->multiprocessors));
     k->backward(call, &run, false, stream);

@@ -20,9 +20,7 @@ struct fast_run {
     int loose;     /* periods that are not tabulated */
     const double *sines; /* [2, S] */
     int spread;          /* blocks dealt out before a multiprocessor gets its second */
-    /* The forward pass in two (cuda_fast_read.cuh), of the chunks from .. to - 1 of every sequence: */
-    int64_t from, to;
-    int64_t window; /* the chunks per sequence there is room for in `saved`; 0: it has room for all */
+    /* The forward pass in two (cuda_fast_read.cuh): */
     uint32_t units; /* query heads times chunks, with gaps where sequences are packed */
     int sequences;
 };
@@ -32,14 +30,6 @@ struct fast_run {
 static inline __host__ __device__ int64_t fast_saved_base(int64_t first, int64_t b, int64_t Hkv, int64_t h)
 {
     return (first / 64 + b) * Hkv + h;
-}
-
-/* Where the slots before a chunk of chain (b, h) are among those saved. */
-static inline __device__ int64_t fast_saved_at(const fast_run &r, int64_t first, int64_t b, int64_t Hkv,
-                                               int64_t h, int64_t chunk)
-{
-    if (r.window) return (b * r.window + chunk - r.from) * Hkv + h;
-    return fast_saved_base(first, b, Hkv, h) + chunk * Hkv;
 }
 
 enum fast_pass {
@@ -83,12 +73,9 @@ struct fast_tables {
  * any phase. Slots differ by their phase only. */
 double fast_gates_range(int64_t S, double T, double least_gate);
 
-/* How tests and measurements want forward passes to be made; all zero: as is estimated to be fastest. */
-struct fast_wish {
-    int form;       /* 1: in one pass, 2: in two where those cover the call */
-    int64_t window; /* most chunks at a time in two passes */
-};
-extern fast_wish fast_wished;
+/* How tests and measurements want forward passes to be made: 0: as is fastest, 1: in one pass, 2: in two
+ * where those cover the call. */
+extern int fast_wished_form;
 
 /* Whether these kernels cover a shape, and the tables they need; `periods` [Hkv] gets its entries. */
 const fast_kernels *fast_find(const bla_shape *s);

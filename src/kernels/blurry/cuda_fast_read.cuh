@@ -64,7 +64,7 @@ static __device__ inline read_unit read_unit_of(const bla_call &c, const fast_ru
         }
         b = low, x.chunk = (int)(place - (c.offsets[b] / CHUNK + b));
     } else {
-        b = place % sequences, x.chunk = (int)(place / sequences + r.from);
+        b = place % sequences, x.chunk = (int)(place / sequences);
     }
     x.h = (int)((uint32_t)x.head / (uint32_t)c.group);
     int64_t first = c.offsets ? c.offsets[b] : b * c.length,
@@ -72,7 +72,7 @@ static __device__ inline read_unit read_unit_of(const bla_call &c, const fast_ru
     x.n = u >= r.units || left <= 0 ? 0 : (int)min((int64_t)CHUNK, left);
     x.b = (int)b;
     x.token = first + (int64_t)x.chunk * CHUNK;
-    x.slots = fast_saved_at(r, first, b, c.Hkv, x.h, x.chunk);
+    x.slots = fast_saved_base(first, b, c.Hkv, x.h) + (int64_t)x.chunk * c.Hkv;
     x.t0 = (c.positions ? *(const int64_t *)(c.positions + b * c.position_stride) : 0) +
            (int64_t)x.chunk * CHUNK;
     return x;

@@ -16,22 +16,20 @@ template <int SP_, int W_> struct states_form {
 /* The block's columns. */
 struct states_place {
     bla_chain chain;
-    int64_t from, to;        /* chunks */
+    int64_t chunks;
     int side, column, width; /* 0: K, 1: V; the first column; the columns there are from it on, maybe none */
-    int64_t slots;           /* before chunk `from`, elements of `saved` */
+    int64_t slots;           /* before the first chunk, elements of `saved` */
     int64_t stride;          /* from chunk to chunk */
 };
-template <typename F>
-static __device__ inline states_place states_place_of(const bla_call &c, const fast_run &r, int D)
+template <typename F> static __device__ inline states_place states_place_of(const bla_call &c, int D)
 {
     states_place p;
     int slices = D / F::W, slice = (int)(blockIdx.x % (2 * slices));
     p.chain = bla_chain_of(c, blockIdx.x / (2 * slices));
-    p.from = r.from, p.to = min((p.chain.count + CHUNK - 1) / CHUNK, r.to);
+    p.chunks = (p.chain.count + CHUNK - 1) / CHUNK;
     p.side = slice / slices, p.column = slice % slices * F::W;
     p.width = (p.side ? c.Dv : c.Dk) - p.column;
-    int64_t state = (int64_t)F::SP * D,
-            at = fast_saved_at(r, p.chain.first, p.chain.b, c.Hkv, p.chain.h, p.from);
+    int64_t state = (int64_t)F::SP * D, at = fast_saved_base(p.chain.first, p.chain.b, c.Hkv, p.chain.h);
     p.slots = (at * 2 + p.side) * state + p.column;
     p.stride = 2 * state * c.Hkv;
     return p;
@@ -42,7 +40,7 @@ template <typename F, bool DECAY>
 static __device__ inline void states_load(const bla_call &c, const fast_run &r, const states_place &p,
                                           int64_t chunk, char *stage)
 {
-    if (chunk < p.to) {
+    if (chunk < p.chunks) {
         int64_t token = p.chain.first + chunk * CHUNK, t0 = p.chain.position + chunk * CHUNK;
         int width = p.side ? c.Dv : c.Dk, n = (int)min((int64_t)CHUNK, p.chain.count - chunk * CHUNK);
         const char *entry = fast_entry_ready<DECAY>(c, r, p.chain.b, p.chain.h, t0, F::SP, chunk);
@@ -94,17 +92,17 @@ static __global__ void __launch_bounds__(2 * SP, 2) fast_states_kernel(bla_call 
 {
     typedef states_form<SP, W> F;
     CUDA_DYNAMIC_SHARED(char, shared);
-    const states_place p = states_place_of<F>(c, r, D);
+    const states_place p = states_place_of<F>(c, D);
     const int warp = threadIdx.x / 32, slot0 = 16 * warp, g = slot0 + ((threadIdx.x & 31) >> 2);
     char *copy = shared + F::STAGES * F::STAGE + warp * F::COPY;
     float x[F::NT][4];
 #pragma unroll
-    for (int i = 0; i < F::STAGES - 1; i++) states_load<F, DECAY>(c, r, p, p.from + i, shared + i * F::STAGE);
+    for (int i = 0; i < F::STAGES - 1; i++) states_load<F, DECAY>(c, r, p, i, shared + i * F::STAGE);
     tile_zero(x);
     if (c.in.k) states_exchange<F, false>(x, c, p, c.in, slot0, DECAY ? ENTRY_UNIT : 1.0f);
     bf16 *to = r.saved + p.slots + (int64_t)slot0 * D;
     int now = 0, free = F::STAGES - 1; /* stages: at work, and left by the chunk before */
-    for (int64_t chunk = p.from; chunk < p.to; chunk++, to += p.stride) {
+    for (int64_t chunk = 0; chunk < p.chunks; chunk++, to += p.stride) {
         const char *stage = shared + now * F::STAGE;
         copy_async_wait<F::STAGES - 2>();
         __syncthreads();
