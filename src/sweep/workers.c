@@ -53,19 +53,11 @@ static void child_signals(pid_t parent)
     if (getppid() != parent) _exit(1); /* it died before the line above */
 }
 
-/* Read by the driver when it starts: every stream gets a hardware queue of its own instead of one of 8 that
- * they share. */
-static void queues_for_streams(void)
-{
-    setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
-}
-
 static void child_main(const worker_plan *plan, int slots, const int *fds, pid_t parent)
 {
     slot_start starts[WORKER_SLOTS_MAX];
     pthread_t threads[WORKER_SLOTS_MAX];
     child_signals(parent);
-    if (plan->cuda) queues_for_streams();
     close_others(fds, plan->address[0] ? 0 : slots);
     for (int i = 0; i < slots; i++) starts[i] = (slot_start){plan, plan->address[0] ? -1 : fds[i]};
     int started = 0;

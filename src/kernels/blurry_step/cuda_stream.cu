@@ -105,7 +105,7 @@ template <typename E, int D, int ROWS>
 static bool launch_rows(const bla_step_cuda_shape &s, const bla_step_cuda_states &states, const step_io &io,
                         cudaStream_t stream)
 {
-    return s.fold <= 8    ? launch<stream_kind<E, D, ROWS, 256, 8>, 3>(s, states, io, stream)
+    return s.fold <= 8    ? launch<stream_kind<E, D, ROWS, 256, 8>, 2>(s, states, io, stream)
            : s.fold <= 16 ? launch<stream_kind<E, D, ROWS, 256, 16>, 2>(s, states, io, stream)
                           : false;
 }
