@@ -19,7 +19,7 @@ typedef struct measurement {
     char mixer[64];
     int failed;
     int64_t tokens;                  /* per step */
-    double seconds;                  /* median of a step */
+    double seconds;                  /* median of a step; the mean of two such beside a peer */
     double planned_bytes;            /* by blurry_trainer_bytes */
     double peak_bytes;               /* resident, whole process */
     double peer_seconds, peer_bytes; /* 0: not measured */
@@ -37,17 +37,18 @@ static const char bench_settings[] =
 
 static void print_help(void)
 {
-    printf("usage: blurry bench train [--mixer A,B,...] [--repeats N] [--peer] [--json] [--key value ...]\n\n"
-           "Times one training step (forward, backward, clipping, AdamW) of the MQAR model: 2 layers, width "
-           "128, 8192\n"
-           "symbols, batch 32 x 512, 64 pairs, no MLP, logits at labelled rows only. Settings given here "
-           "replace\nthose: --mlp swiglu adds the MLP.\n"
-           "  --repeats N   steps that are timed; their median is shown (7); with --device cuda each is the "
-           "mean of 50\n"
-           "  --device cuda --precision bf16   on a GPU\n"
-           "  --peer        also run the PyTorch twin, bench/peers/train.py (python3 with torch), and show "
-           "the ratio\n"
-           "  --script F    where that is\n");
+    printf(
+        "usage: blurry bench train [--mixer A,B,...] [--repeats N] [--peer] [--json] [--key value ...]\n\n"
+        "Times one training step (forward, backward, clipping, AdamW) of the MQAR model: 2 layers, width "
+        "128, 8192\n"
+        "symbols, batch 32 x 512, 64 pairs, no MLP, logits at labelled rows only. Settings given here "
+        "replace\nthose: --mlp swiglu adds the MLP.\n"
+        "  --repeats N   steps that are timed; their median is shown (7); with --device cuda each is the "
+        "mean of 50\n"
+        "  --device cuda --precision bf16   on a GPU\n"
+        "  --peer        also run the PyTorch twin, bench/peers/train.py (python3 with torch), between two "
+        "measurements of ours, and show the ratio\n"
+        "  --script F    where that is\n");
 }
 
 /* Seconds per step of `steps` steps, of which only the last is waited for: a GPU works on while the host
@@ -193,6 +194,17 @@ typedef struct train_bench {
     int repeats, peer, as_json, threads;
 } train_bench;
 
+/* The twin, and ours once more behind it: a machine that slows down or speeds up meanwhile does so for both.
+ */
+static int measure_peer(const train_bench *b, const char *python, measurement *m)
+{
+    measurement again = *m;
+    int code = run_peer(python, b->script, b->settings, b->repeats, m);
+    if (code == CLI_OK) code = measure_in_child(b->settings, b->repeats, &again);
+    m->seconds = 0.5 * (m->seconds + again.seconds);
+    return code;
+}
+
 static int run_mixers(const train_bench *b, const char *python, json_t *rows)
 {
     char list[1024] = "", *place = NULL;
@@ -204,7 +216,7 @@ static int run_mixers(const train_bench *b, const char *python, json_t *rows)
         measurement m = {0};
         snprintf(m.mixer, sizeof m.mixer, "%s", name);
         int code = measure_in_child(b->settings, b->repeats, &m);
-        if (code == CLI_OK && python) code = run_peer(python, b->script, b->settings, b->repeats, &m);
+        if (code == CLI_OK && python) code = measure_peer(b, python, &m);
         if (code != CLI_OK) return code;
         if (!b->as_json) print_row(&m, python != NULL);
         json_array_append_new(rows, row_json(&m));
