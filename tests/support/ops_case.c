@@ -57,6 +57,8 @@ void op_coverage_check(void)
     }
 }
 
+const int64_t op_lengths[OP_LENGTHS] = {0, 1, 5, 16, 33, 70, 131};
+
 /* ---- one run of a case ---- */
 typedef struct run_of_case {
     device *dev;

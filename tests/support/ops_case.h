@@ -83,6 +83,10 @@ void op_case_check(const op_case *c);
 /* Fails unless every slot of every table has been called by the checks so far. */
 void op_coverage_check(void);
 
+/* Lengths at which sequence operations are checked: none, one, within a chunk of any kernel, over several. */
+enum { OP_LENGTHS = 7 };
+extern const int64_t op_lengths[OP_LENGTHS];
+
 /* The families: each builds its cases and checks them. */
 void ops_elementwise(void **state);
 void ops_products(void **state);
