@@ -4,7 +4,7 @@
  *   1. the labelled rows x are gathered and packed for two products
  *   2. per block of the vocabulary: logits = W x^T, their maximum over the block, and exp(logits - maximum)
  *   3. per label: the maximum and the sum over all blocks, hence log-probability and argmax
- *   4. per part of the vocabulary, block by block: the probabilities' gradient p in place of the logits, then
+ *   4. per part of the vocabulary, block by block: the logits' gradient p out of the exponentials, then
  *      d_W += p x, and p^T W summed over the part
  *   5. d_x is the sum over the parts in order
  *
@@ -18,7 +18,9 @@
 #include <string.h>
 
 enum { LOGITS_MOST = 1 << 21, LABELS_LEAST = 64, ZERO_ROWS = 256 };
-enum { GROUP = 256 };       /* labels of one product: the depth of d_W = p x */
+enum { GROUP = 256 }; /* labels of one product: the depth of d_W = p x */
+/* Between rows of logits: a line more than a group, or a column's elements would share a few cache sets. */
+enum { STRIDE = GROUP + 64 / (int)sizeof(real) };
 enum { SLICE = 2 * PANEL }; /* labels of a task that looks at labels one by one */
 enum { SPAN = PANEL_ROWS }; /* rows of the vocabulary in a block */
 enum { PARTS = 32, PART_LEAST = SPAN };
@@ -61,7 +63,7 @@ static layout layout_of(const xent_args *a)
     z.x_t_panels = GROUP * a->width;
     z.x = take(&z, z.groups * z.x_panels, sizeof(real));
     z.x_t = take(&z, z.groups * z.x_t_panels, sizeof(real));
-    z.logits = take(&z, z.groups * GROUP * a->vocab, sizeof(real));
+    z.logits = take(&z, z.groups * STRIDE * a->vocab, sizeof(real));
     z.notes = take(&z, z.groups * z.parts * z.spans, sizeof(span_notes));
     z.chosen = take(&z, z.groups * GROUP, sizeof(real));
     z.factor = take(&z, z.groups * GROUP, 2 * sizeof(real));
@@ -80,7 +82,7 @@ typedef struct block {
     int64_t first, count, groups; /* labels */
     real *x;                      /* [groups] x [labels, width] in panels */
     real *x_t;            /* [groups] x^T [width, labels] in panels, PANEL_DEPTH of the width at a time */
-    real *logits;         /* [groups, vocab, GROUP] */
+    real *logits;         /* [groups, vocab, STRIDE] */
     span_notes *notes;    /* [groups, parts, spans] */
     real *chosen;         /* [groups, GROUP] logit of the target */
     real *most, *inverse; /* [groups, GROUP] maximum over the vocabulary, scale over the sum */
@@ -110,7 +112,7 @@ static int64_t group_count(const block *k, int64_t group)
 
 static real *logits_at(const block *k, int64_t group, int64_t v)
 {
-    return k->logits + (group * k->a->vocab + v) * GROUP;
+    return k->logits + (group * k->a->vocab + v) * STRIDE;
 }
 
 /* ---- 1: pack ---- */
@@ -137,20 +139,20 @@ static void pack_task(void *context, int64_t task, int worker)
 }
 
 /* ---- 2: logits ---- */
-/* Maximum, its first place and the sum of exponentials of z [rows, GROUP], column by column; z becomes
+/* Maximum, its first place and the sum of exponentials of z [rows, STRIDE], column by column; z becomes
  * exp(z - maximum). */
 static void span_softmax(int64_t rows, int64_t columns, int64_t v, real *z, span_notes *notes)
 {
     for (int64_t j = 0; j < columns; j += VL) {
         vreal most = v_load(z + j), sum = v_zero(), top = v_zero();
         for (int64_t r = 1; r < rows; r++) {
-            vreal x = v_load(z + r * GROUP + j);
+            vreal x = v_load(z + r * STRIDE + j);
             top = v_select((vint)(x > most), v_set1((real)r), top);
             most = v_max(x, most);
         }
         for (int64_t r = 0; r < rows; r++) {
-            vreal e = v_exp(v_load(z + r * GROUP + j) - most);
-            v_store(z + r * GROUP + j, e);
+            vreal e = v_exp(v_load(z + r * STRIDE + j) - most);
+            v_store(z + r * STRIDE + j, e);
             sum += e;
         }
         v_store(notes->most + j, most);
@@ -166,9 +168,9 @@ static void keep_logits(const block *k, int64_t group, int64_t v, int64_t rows, 
     int64_t first = k->first + group * GROUP, count = group_count(k, group);
     for (int64_t i = 0; i < count; i++) {
         int64_t target = a->target[first + i] - v;
-        if (target >= 0 && target < rows) k->chosen[group * GROUP + i] = z[target * GROUP + i];
+        if (target >= 0 && target < rows) k->chosen[group * GROUP + i] = z[target * STRIDE + i];
         for (int64_t r = 0; r < rows && a->logits; r++)
-            ((real *)a->logits)[(first + i) * a->vocab + v + r] = z[r * GROUP + i];
+            ((real *)a->logits)[(first + i) * a->vocab + v + r] = z[r * STRIDE + i];
     }
 }
 
@@ -190,7 +192,7 @@ static void logits_task(void *context, int64_t task, int worker)
     for (int64_t p = 0; p < n; p += PANEL_DEPTH)
         panel_gemm(rows, columns, kernel_min(PANEL_DEPTH, n - p),
                    (tile_a){(const real *)k->a->weight + v * n + p, n, 1},
-                   k->x_t + group * z->x_t_panels + p * GROUP, to, GROUP, p > 0);
+                   k->x_t + group * z->x_t_panels + p * GROUP, to, STRIDE, p > 0);
     keep_logits(k, group, v, rows, to);
     span_softmax(rows, columns, v, to, notes);
 }
@@ -233,9 +235,10 @@ static void label_task(void *context, int64_t task, int worker)
 }
 
 /* ---- 4: gradients ---- */
-/* Exponentials [rows, GROUP] to the gradient of the logits. */
+/* Exponentials [rows, STRIDE] to the gradient of the logits p, which has a place of its own: what is not
+ * written over need not go back to memory. */
 static void span_gradient(const block *k, int64_t group, int64_t v, int64_t rows, const span_notes *notes,
-                          real *p)
+                          const real *from, real *p)
 {
     const int32_t *target = k->a->target + k->first + group * GROUP;
     int64_t count = group_count(k, group);
@@ -246,9 +249,10 @@ static void span_gradient(const block *k, int64_t group, int64_t v, int64_t rows
     }
     for (int64_t r = 0; r < rows; r++)
         for (int64_t j = 0; j < count; j += VL)
-            v_store(p + r * GROUP + j, v_load(p + r * GROUP + j) * v_load(factor + j));
+            v_store(p + r * STRIDE + j, v_load(from + r * STRIDE + j) * v_load(factor + j));
     for (int64_t i = 0; i < count; i++)
-        if (target[i] >= v && target[i] < v + rows) p[(target[i] - v) * GROUP + i] -= (real)*k->a->grad_scale;
+        if (target[i] >= v && target[i] < v + rows)
+            p[(target[i] - v) * STRIDE + i] -= (real)*k->a->grad_scale;
 }
 
 /* d_x [count, width] (+)= p^T [count, rows] W [rows, width] */
@@ -259,7 +263,7 @@ static void span_d_x(int64_t count, int64_t rows, int64_t n, const real *p, cons
     for (int64_t j = 0; j < n; j += PANEL_WIDTH) {
         int64_t columns = kernel_min(PANEL_WIDTH, n - j);
         panel_pack(rows, columns, weight + j, n, packed);
-        panel_gemm(count, columns, rows, (tile_a){p, 1, GROUP}, packed, d_x + j, n, accumulate);
+        panel_gemm(count, columns, rows, (tile_a){p, 1, STRIDE}, packed, d_x + j, n, accumulate);
     }
 }
 
@@ -270,16 +274,16 @@ static void part_task(void *context, int64_t part, int worker)
     const layout *z = &k->z;
     int64_t n = k->a->width, first = part_start(z, k->a->vocab, part),
             end = part_start(z, k->a->vocab, part + 1);
+    real p[SPAN * STRIDE] __attribute__((aligned(64)));
     for (int64_t v = first; v < end; v += SPAN)
         for (int64_t group = 0; group < k->groups; group++) {
             int64_t rows = kernel_min(SPAN, end - v), count = group_count(k, group);
             const span_notes *notes = &k->notes[(group * z->parts + part) * z->spans + (v - first) / SPAN];
-            real *p = logits_at(k, group, v);
-            span_gradient(k, group, v, rows, notes, p);
+            span_gradient(k, group, v, rows, notes, logits_at(k, group, v), p);
             span_d_x(count, rows, n, p, (const real *)k->a->weight + v * n,
                      k->d_x + (group * z->parts + part) * GROUP * n, v > first);
             if (k->a->d_weight)
-                panel_gemm(rows, n, count, (tile_a){p, GROUP, 1}, k->x + group * z->x_panels,
+                panel_gemm(rows, n, count, (tile_a){p, STRIDE, 1}, k->x + group * z->x_panels,
                            (real *)k->a->d_weight + v * n, n, 1);
         }
 }
