@@ -25,9 +25,11 @@ KERNEL(gemm, gemm_args)
 /* Fewer rows than this do not pay for the packing of the weight. */
 enum { ROWS_LEAST = 24, ROWS = 4 * PANEL_ROWS };
 
-/* C [m,n] (+)= A [m,k] B, all of A's rows many: x times W^T, or d_y times W. */
+/* C [m,n] (+)= A [m,k] B, all of A's rows many: x times W^T, or d_y times W. Of several maps one after
+ * another, each a step further in A, B and C: where C does not move, it is their sum. */
 typedef struct product {
     int64_t m, n, k;
+    int64_t maps, step_a, step_b, step_c;
     const real *a, *b, *bias; /* bias [n] or NULL */
     const real *before;       /* [m,n] added to the product; may be c; NULL: none */
     real *c;
@@ -35,13 +37,9 @@ typedef struct product {
     int transposed; /* b holds B^T [n,k] */
 } product;
 
-/* One block of ROWS x PANEL_WIDTH of C. */
-static void product_task(void *context, int64_t task, int worker)
+/* One block of ROWS x PANEL_WIDTH of one map's C. */
+static void product_block(const product *p, int64_t row, int64_t column)
 {
-    (void)worker;
-    const product *p = context;
-    int64_t across = kernel_blocks(p->n, PANEL_WIDTH), row = task / across * ROWS,
-            column = task % across * PANEL_WIDTH;
     int64_t rows = kernel_min(ROWS, p->m - row), columns = kernel_min(PANEL_WIDTH, p->n - column);
     real packed[PANEL_BLOCK] __attribute__((aligned(64)));
     real *c = p->c + row * p->n + column;
@@ -60,13 +58,30 @@ static void product_task(void *context, int64_t task, int worker)
         for (int64_t j = 0; j < columns; j++) c[r * p->n + j] += p->bias[column + j];
 }
 
-static void product_run(const kernel_run *run, const product *p)
+/* One of the maps alone. */
+static product product_of_map(const product *all, int64_t map)
 {
-    if (p->m >= ROWS_LEAST && p->k > 0) {
-        threads_run(run->threads, kernel_blocks(p->m, ROWS) * kernel_blocks(p->n, PANEL_WIDTH), product_task,
-                    (void *)p);
-        return;
+    product p = *all;
+    p.a += map * p.step_a, p.b += map * p.step_b, p.c += map * p.step_c;
+    if (map && !p.step_c) p.before = p.c;
+    return p;
+}
+
+/* All maps of a block, so that what they share, A or C, is fetched once. */
+static void product_task(void *context, int64_t task, int worker)
+{
+    (void)worker;
+    const product *all = context;
+    int64_t across = kernel_blocks(all->n, PANEL_WIDTH);
+    for (int64_t map = 0; map < all->maps; map++) {
+        product p = product_of_map(all, map);
+        product_block(&p, task / across * ROWS, task % across * PANEL_WIDTH);
     }
+}
+
+/* Too few rows for panels. */
+static void product_few(const kernel_run *run, const product *p)
+{
     if (p->before && p->before != p->c) memcpy(p->c, p->before, (size_t)(p->m * p->n) * sizeof(real));
     blas_product few = {p->m, p->n, p->k, 0,    p->transposed, 1,   p->before ? 1 : 0,
                         p->a, p->b, p->c, p->k, p->ldb,        p->n};
@@ -75,21 +90,35 @@ static void product_run(const kernel_run *run, const product *p)
         for (int64_t j = 0; j < p->n; j++) p->c[i * p->n + j] += p->bias[j];
 }
 
+static void product_run(const kernel_run *run, const product *all)
+{
+    if (all->m >= ROWS_LEAST && all->k > 0) {
+        threads_run(run->threads, kernel_blocks(all->m, ROWS) * kernel_blocks(all->n, PANEL_WIDTH),
+                    product_task, (void *)all);
+        return;
+    }
+    for (int64_t map = 0; map < all->maps; map++) {
+        product p = product_of_map(all, map);
+        product_few(run, &p);
+    }
+}
+
 KERNEL(linear_forward, linear_args)
 {
-    for (int64_t map = 0; map < kernel_max(a->maps, 1); map++) {
-        product p = {.m = a->rows,
-                     .n = a->out,
-                     .k = a->in,
-                     .a = a->x,
-                     .b = (const real *)a->weight + map * a->out * a->in,
-                     .bias = a->bias,
-                     .before = a->residual,
-                     .c = (real *)a->y + map * a->rows * a->out,
-                     .ldb = a->in,
-                     .transposed = 1};
-        product_run(run, &p);
-    }
+    product p = {.m = a->rows,
+                 .n = a->out,
+                 .k = a->in,
+                 .maps = kernel_max(a->maps, 1),
+                 .step_b = a->out * a->in,
+                 .step_c = a->rows * a->out,
+                 .a = a->x,
+                 .b = a->weight,
+                 .bias = a->bias,
+                 .before = a->residual,
+                 .c = a->y,
+                 .ldb = a->in,
+                 .transposed = 1};
+    product_run(run, &p);
 }
 
 /* d_weight [out,in] += d_y^T x, a product with few results and many terms: the rows are cut into parts whose
@@ -169,14 +198,17 @@ static void sum_columns(void *context, int64_t task, int worker)
     for (int64_t j = 0; j < count; j++) ((real *)a->d_bias)[first + j] += sum[j];
 }
 
-static void input_gradient(const kernel_run *run, const linear_args *a, int64_t map)
+static void input_gradient(const kernel_run *run, const linear_args *a)
 {
     product p = {.m = a->rows,
                  .n = a->in,
                  .k = a->out,
-                 .a = (const real *)a->d_y + map * a->rows * a->out,
-                 .b = (const real *)a->weight + map * a->out * a->in,
-                 .before = a->add_d_x || map ? a->d_x : NULL,
+                 .maps = kernel_max(a->maps, 1),
+                 .step_a = a->rows * a->out,
+                 .step_b = a->out * a->in,
+                 .a = a->d_y,
+                 .b = a->weight,
+                 .before = a->add_d_x ? a->d_x : NULL,
                  .c = a->d_x,
                  .ldb = a->in};
     product_run(run, &p);
@@ -184,9 +216,7 @@ static void input_gradient(const kernel_run *run, const linear_args *a, int64_t 
 
 KERNEL(linear_backward, linear_args)
 {
-    for (int64_t map = 0; map < kernel_max(a->maps, 1); map++) {
-        if (a->d_x) input_gradient(run, a, map);
-        if (a->d_weight) weight_gradient(run, a, map);
-    }
+    if (a->d_x) input_gradient(run, a);
+    for (int64_t map = 0; map < kernel_max(a->maps, 1) && a->d_weight; map++) weight_gradient(run, a, map);
     if (a->d_bias) threads_run(run->threads, kernel_blocks(a->out, COLUMNS), sum_columns, (void *)a);
 }
