@@ -22,6 +22,7 @@ static void run_carve(run *r, carver *m, int backward)
         if (m->base) r->workers[i] = s;
     }
     r->wave_base = (int64_t *)(void *)carve(m, 2, r->shape->batch);
+    r->chunk_base = (int64_t *)(void *)carve(m, 2, r->shape->batch);
     r->running = carve(m, z->together, z->state);
     r->states = carve(m, chunks, z->state);
     r->kept = carve(m, chunks, z->lds);
@@ -53,7 +54,8 @@ static size_t backward_workspace(const bla_shape *shape)
 static size_t saved_bytes(const bla_shape *shape)
 {
     layout z = layout_of(shape);
-    return size_align(size_mul(size_of(saved_states(shape, &z), (size_t)z.state), sizeof(real)));
+    int64_t states = z.every ? shape->Hkv * (shape->tokens / z.C + shape->batch) : saved_states(shape, &z);
+    return size_align(size_mul(size_of(states, (size_t)z.state), sizeof(real)));
 }
 
 static void emit_task(void *context, int64_t task, int worker)
@@ -106,7 +108,10 @@ static void forward(const bla_shape *shape, const void *prepared, const bla_forw
              .out = args->out};
     carver m = {.base = args->workspace};
     run_carve(&r, &m, 0);
-    r.saved = args->saved;
+    if (r.z.every)
+        r.every = args->saved;
+    else
+        r.saved = args->saved;
     r.want_out = r.out.k != NULL;
     wave_bases(&r);
     int64_t chains = r.n_sequences * shape->Hkv;
@@ -133,10 +138,14 @@ static void backward_chains(run *r, real *saved)
     threads_run(threads, r->n_chains, d_load_task, r);
     for (r->wave0 = (chunks - 1) / r->z.wave * r->z.wave; chunks > 0 && r->wave0 >= 0;
          r->wave0 -= r->z.wave) {
-        r->saved = saved;
-        threads_run(threads, r->n_chains, restore_task, r);
-        r->saved = NULL; /* they are there already */
-        wave_states(r);
+        if (r->every) {
+            wave_tables(r);
+        } else {
+            r->saved = saved;
+            threads_run(threads, r->n_chains, restore_task, r);
+            r->saved = NULL; /* they are there already */
+            wave_states(r);
+        }
         threads_run(threads, tasks, differentiate_task, r);
         threads_run(threads, r->n_chains * SCAN_PARTS, d_scan_task, r);
         threads_run(threads, tasks, through_slots_task, r);
@@ -170,6 +179,7 @@ static void backward(const bla_shape *shape, const void *prepared, const bla_bac
     carver m = {.base = args->workspace};
     run_carve(&r, &m, 1);
     real *saved = r.saved;
+    if (r.z.every) r.every = (real *)args->saved;
     wave_bases(&r);
     memset(r.of_chain, 0, (size_t)(2 * r.z.chains) * sizeof *r.of_chain);
     int64_t chains = r.n_sequences * shape->Hkv;

@@ -44,6 +44,7 @@ typedef struct layout {
     int64_t chains;   /* at most */
     int64_t wave;     /* chunks per wave */
     int64_t together; /* chains worked on together */
+    int every;        /* the forward pass leaves the state before every chunk, not only before every wave */
 } layout;
 
 static inline layout layout_of(const bla_shape *shape)
@@ -68,6 +69,8 @@ static inline layout layout_of(const bla_shape *shape)
     if (z.together < 1) z.together = 1;
     z.wave = (wanted / 4 + z.together - 1) / z.together;
     if (z.wave < WAVE_CHUNKS) z.wave = WAVE_CHUNKS;
+    /* where the states take no more than about what the tokens' k and v take */
+    z.every = 4 * z.state <= 5 * z.C * (z.Dkp + z.Dvp);
     return z;
 }
 

@@ -21,14 +21,16 @@ typedef struct run {
     int want_out;
     double *d_period, *d_period_abs;
     /* memory */
-    scratch *workers;   /* [threads] */
-    int64_t *wave_base; /* [batch] waves of all earlier sequences: where a sequence's saved states start */
-    real *saved;        /* state before each wave, [waves, Hkv, state], or NULL */
-    real *running;      /* [together, state] */
-    real *states;       /* [together, wave, state] increments, then the state before each chunk */
-    real *kept;         /* [together, wave, lds] share of the old slots that survives a chunk */
-    real *phi;          /* [together, wave, C, lds] for periods that are not tabulated */
-    real *d_running;    /* [together, d_state] */
+    scratch *workers;    /* [threads] */
+    int64_t *wave_base;  /* [batch] waves of all earlier sequences: where a sequence's saved states start */
+    int64_t *chunk_base; /* [batch] the same in chunks */
+    real *saved;         /* state before each wave, [waves, Hkv, state], or NULL */
+    real *running;       /* [together, state] */
+    real *states;        /* [together, wave, state] increments, then the state before each chunk */
+    real *every;         /* [chunks, Hkv, state] the same of all chains, in place of `states`; or NULL */
+    real *kept;          /* [together, wave, lds] share of the old slots that survives a chunk */
+    real *phi;           /* [together, wave, C, lds] for periods that are not tabulated */
+    real *d_running;     /* [together, d_state] */
     real
         *d_states; /* [together, wave, d_state] increments, then the gradient of the state after each chunk */
     double *partial;  /* [together, wave, 2] d_period and d_period_abs of a chunk */
@@ -79,6 +81,7 @@ static int64_t chunks_of(const run *r, int64_t b)
 
 static inline real *state_at(const run *r, const place *p)
 {
+    if (r->every) return r->every + ((r->chunk_base[p->b] + p->index) * r->shape->Hkv + p->h) * r->z.state;
     return r->states + (p->local * r->z.wave + p->g) * r->z.state;
 }
 
@@ -278,6 +281,26 @@ static int any_untabulated(const run *r)
     return 0;
 }
 
+/* What the old slots keep of a chunk, where its state is there already. */
+static void kept_task(void *context, int64_t task, int worker)
+{
+    run *r = context;
+    place p = place_of(r, task / r->z.wave, task % r->z.wave);
+    if (!p.there || (p.last && !r->want_out)) return;
+    const real *phi_t;
+    int64_t ld_t;
+    const real *phi = chunk_phi(r, &p, &phi_t, &ld_t);
+    write_tables(r->shape, &r->z, p.n, phi, &r->workers[worker], kept_at(r, &p));
+}
+
+/* Tables and shares kept for the wave at r->wave0, whose states the forward pass left. */
+static void wave_tables(run *r)
+{
+    int64_t tasks = r->n_chains * r->z.wave;
+    if (any_untabulated(r)) threads_run(r->shape->threads, tasks, phi_task, r);
+    threads_run(r->shape->threads, tasks, kept_task, r);
+}
+
 /* States before every chunk of the wave at r->wave0, and r->running moved past it. */
 static void wave_states(run *r)
 {
@@ -290,10 +313,11 @@ static void wave_states(run *r)
 
 static void wave_bases(run *r)
 {
-    int64_t sum = 0;
+    int64_t waves = 0, chunks = 0;
     for (int64_t b = 0; b < r->n_sequences; b++) {
-        r->wave_base[b] = sum;
-        sum += (chunks_of(r, b) + r->z.wave - 1) / r->z.wave;
+        r->wave_base[b] = waves, r->chunk_base[b] = chunks;
+        waves += (chunks_of(r, b) + r->z.wave - 1) / r->z.wave;
+        chunks += chunks_of(r, b);
     }
 }
 
