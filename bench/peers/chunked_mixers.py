@@ -218,9 +218,12 @@ def s4d(settings, params, x):
     return F.gelu(y) @ params["o.weight"].T
 
 
+blurry_style = "written"  # or "autograd": see blurry_chunked.py
+
+
 @functools.lru_cache(maxsize=None)
 def blurry_plan(B, L, H, S, T, decay, dtype):
-    return blurry_chunked.make_plan(B, L, H, S, T, decay, min(CHUNK, L), dtype)
+    return blurry_chunked.make_plan(B, L, H, S, T, decay, min(CHUNK, L), dtype, style=blurry_style)
 
 
 def blurry(settings, params, x):
@@ -232,7 +235,11 @@ def blurry(settings, params, x):
     q, k, v = projections(settings, params, x)
     plan = blurry_plan(x.shape[0], x.shape[1], H, 2 * int(settings["modes"]) - 1, periods.pop(),
                        twin.flag(settings, "decay"), x.dtype)
-    o = blurry_chunked.BlurryFunction.apply(q, twin.spread(k, H), twin.spread(v, H), plan, 1 / math.sqrt(Dk))
+    tensors, scale = (q, twin.spread(k, H), twin.spread(v, H)), 1 / math.sqrt(Dk)
+    if blurry_style == "written":
+        o = blurry_chunked.BlurryFunction.apply(*tensors, plan, scale)
+    else:
+        o = blurry_chunked.forward(plan, *tensors, scale)[0]
     return twin.output(params, o)
 
 

@@ -171,6 +171,8 @@ def options():
     add("--seed", type=int, default=1)
     add("--set", action="append", default=[], metavar="KEY=VALUE", help="a setting of model, mixer or task")
     add("--device", default="cpu", choices=["cpu", "cuda"])
+    add("--style", default="written", choices=["written", "autograd"],
+        help="cpu, blurry: backward by hand (the faster), or by PyTorch as one would write it in a model")
     add("--eager", action="store_true", help="cuda: not the compiled form, only the eager one (both in a CUDA graph)")
     add("--no-check", action="store_true")
     add("--json", action="store_true")
@@ -188,7 +190,7 @@ def measure_all(opt):
         command = [sys.executable, __file__, "--mixer", mixer, "--json", "--threads", str(opt.threads), "--steps",
                    str(opt.steps), "--warm", str(opt.warm), "--seed", str(opt.seed)]
         command += [f"--set={item}" for item in opt.set] + ["--no-check"] * opt.no_check
-        command += ["--device", opt.device] + ["--eager"] * opt.eager
+        command += ["--device", opt.device, "--style", opt.style] + ["--eager"] * opt.eager
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
         if done.returncode:
             sys.exit(f"{mixer}: failed")
@@ -198,6 +200,7 @@ def measure_all(opt):
 
 def main():
     opt = options()
+    chunked_mixers.blurry_style = opt.style
     torch.set_num_threads(opt.threads)
     torch.set_flush_denormal(True)
     if opt.mixer == "all":
