@@ -97,10 +97,9 @@ static int threads_for_run(const coordinator *c)
 
 /* Runs that share a GPU with several others fill it together: what one overlaps within itself only makes its
  * graph larger. Results do not depend on it either. */
-static bool overlaps_nothing(const coordinator *c, const grid_run *run)
+static bool overlaps_nothing(const coordinator *c)
 {
-    return c->shared && runs_at_once(c) >= MANY_AT_ONCE &&
-           settings_values(run->settings)->overlap == SETTINGS_overlap_branches;
+    return c->shared && runs_at_once(c) >= MANY_AT_ONCE;
 }
 
 static json_t *request(const coordinator *c, const grid_run *run)
@@ -113,7 +112,7 @@ static json_t *request(const coordinator *c, const grid_run *run)
                                 "threads", threads_for_run(c));
     if (message && c->options->device)
         json_object_set_new(message, "device", json_string(c->options->device));
-    if (message && overlaps_nothing(c, run)) json_object_set_new(message, "overlap", json_string("none"));
+    if (message && overlaps_nothing(c)) json_object_set_new(message, "overlap", json_string("none"));
     free(config);
     return message;
 }
