@@ -85,12 +85,13 @@ static void give_pinned(char *memory)
 }
 
 /* ---- transfers ---- */
-/* The next piece of pinned memory, free to be overwritten. */
-static cudaError_t next_slot(cuda_stream *s, int *slot)
+/* The next piece of pinned memory, free to be overwritten; `passed` is for the end of its use. */
+static cudaError_t next_piece(cuda_stream *s, char **pinned, cudaEvent_t *passed)
 {
-    *slot = s->slot;
+    *pinned = s->pinned + (size_t)s->slot * SLOT_BYTES;
+    *passed = s->passed[s->slot];
     s->slot = (s->slot + 1) % CUDA_STREAM_SLOTS;
-    return cudaEventSynchronize(s->passed[*slot]);
+    return cudaEventSynchronize(*passed);
 }
 
 struct small_bytes {
@@ -118,13 +119,13 @@ cudaError_t cuda_stream_upload(cuda_stream *s, void *to, const void *from_host, 
     if (bytes <= SMALL_BYTES) return upload_small(s, to, from_host, bytes);
     for (size_t at = 0; at < bytes && error == cudaSuccess; at += SLOT_BYTES) {
         size_t n = bytes - at < SLOT_BYTES ? bytes - at : (size_t)SLOT_BYTES;
-        int slot;
-        error = next_slot(s, &slot);
+        char *pinned;
+        cudaEvent_t passed;
+        error = next_piece(s, &pinned, &passed);
         if (error != cudaSuccess) break;
-        char *pinned = s->pinned + (size_t)slot * SLOT_BYTES;
         memcpy(pinned, (const char *)from_host + at, n);
         error = cudaMemcpyAsync((char *)to + at, pinned, n, cudaMemcpyHostToDevice, s->queue);
-        if (error == cudaSuccess) error = cudaEventRecord(s->passed[slot], s->queue);
+        if (error == cudaSuccess) error = cudaEventRecord(passed, s->queue);
     }
     return error;
 }
@@ -137,10 +138,10 @@ __global__ void read_kernel(unsigned char *pinned, const unsigned char *from, in
 
 static cudaError_t download_small(cuda_stream *s, void *to_host, const void *from, size_t bytes)
 {
-    int slot;
-    cudaError_t error = next_slot(s, &slot);
+    char *pinned;
+    cudaEvent_t passed;
+    cudaError_t error = next_piece(s, &pinned, &passed);
     if (error != cudaSuccess) return error;
-    char *pinned = s->pinned + (size_t)slot * SLOT_BYTES;
     cuda_launch(read_kernel, 1, THREADS, 0, s->queue, (unsigned char *)pinned, (const unsigned char *)from,
                 (int)bytes);
     error = cudaPeekAtLastError();
@@ -155,11 +156,11 @@ cudaError_t cuda_stream_download(cuda_stream *s, void *to_host, const void *from
     if (bytes <= SMALL_BYTES) return download_small(s, to_host, from, bytes);
     for (size_t at = 0; at < bytes && error == cudaSuccess; at += SLOT_BYTES) {
         size_t n = bytes - at < SLOT_BYTES ? bytes - at : (size_t)SLOT_BYTES;
-        int slot;
-        error = next_slot(s, &slot);
-        if (error != cudaSuccess) break;
-        char *pinned = s->pinned + (size_t)slot * SLOT_BYTES;
-        error = cudaMemcpyAsync(pinned, (const char *)from + at, n, cudaMemcpyDeviceToHost, s->queue);
+        char *pinned;
+        cudaEvent_t passed;
+        error = next_piece(s, &pinned, &passed);
+        if (error == cudaSuccess)
+            error = cudaMemcpyAsync(pinned, (const char *)from + at, n, cudaMemcpyDeviceToHost, s->queue);
         if (error == cudaSuccess) error = cuda_stream_wait(s);
         if (error == cudaSuccess) memcpy((char *)to_host + at, pinned, n);
     }
