@@ -1,29 +1,31 @@
 /* `blurry bench sweep`: runs per hour, many at once against one after another.
  *
- * Both are real sweeps with a database in a temporary folder. One after another is measured between the end
- * of the first run and that of the last, so that starting the worker and its device does not count; at once
- * from the first start to the last end, all of it. The ratio is thus a lower bound. */
+ * Both are real sweeps with a database in a temporary folder, timed from the first run's start to the last
+ * one's end. Where fewer are run one after another than at once (--serial), those that are left out count as
+ * the mean of those after the first, which also opens the device. */
 #include "blurry/sweep.h"
 #include "cli/bench.h"
 #include "cli/cli.h"
 #include "cli/options.h"
 
 #include <inttypes.h>
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-static const char usage[] = "usage: blurry bench sweep [--device cpu|cuda] [--runs N] [--serial N] [--jobs "
-                            "N] [--steps N] [--set KEY=VALUE] [--json]\n"
-                            "  Runs per hour of N MQAR trainings at once (default 32; width 64, M = 16, 512 "
-                            "tokens, 64 pairs, batch 32;\n"
-                            "  bf16 on a GPU)"
-                            " beside those of the same one after another (--serial of them, default 4).\n"
-                            "  --jobs    runs at once (default: all of them on a GPU, the cores on the CPU)\n"
-                            "  --steps   of each run (default 1000 on a GPU, 20 on the CPU)\n"
-                            "  --set     another setting for all runs; may be repeated\n";
+static const char usage[] =
+    "usage: blurry bench sweep [--device cpu|cuda] [--runs N] [--serial N] [--jobs "
+    "N] [--steps N] [--set KEY=VALUE] [--json]\n"
+    "  Runs per hour of N MQAR trainings at once (default 32; width 64, M = 16, 512 "
+    "tokens, 64 pairs, batch 32;\n"
+    "  bf16 on a GPU)"
+    " beside those of the same one after another, from the first start to the last end.\n"
+    "  --serial  how many of them run one after another, the others counting as their mean\n"
+    "            (default: all on a GPU, 4 on the CPU)\n"
+    "  --jobs    runs at once (default: all of them on a GPU, the cores on the CPU)\n"
+    "  --steps   of each run (default 1000 on a GPU, 20 on the CPU)\n"
+    "  --set     another setting for all runs; may be repeated\n";
 
 typedef struct request {
     const char *device, *runs_text, *serial_text, *jobs_text, *steps_text;
@@ -34,7 +36,7 @@ typedef struct request {
 } request;
 
 typedef struct clock_view {
-    double first_start, first_end, last_end, slowest;
+    double first_start, first_end, last_end;
     int64_t ended;
 } clock_view;
 
@@ -46,7 +48,6 @@ static int watch(void *context, const blurry_sweep_progress *p)
     if (view->ended == 0 || start < view->first_start) view->first_start = start;
     if (view->ended == 0) view->first_end = now;
     view->last_end = now;
-    view->slowest = fmax(view->slowest, p->entry_seconds);
     view->ended++;
     return 0;
 }
@@ -96,7 +97,9 @@ static blurry_status time_runs(const request *q, const char *folder, int64_t cou
 
 static void show(const request *q, const clock_view *serial, const clock_view *many)
 {
-    double alone = (serial->last_end - serial->first_end) / (double)(q->serial - 1);
+    double first = serial->first_end - serial->first_start;
+    double later = (serial->last_end - serial->first_end) / (double)(q->serial - 1);
+    double alone = (first + later * (double)(q->runs - 1)) / (double)q->runs;
     double together = (many->last_end - many->first_start) / (double)q->runs;
     double gain = alone / together;
     if (q->json)
@@ -146,11 +149,11 @@ static int read_numbers(request *q)
 {
     int cuda = !strcmp(q->device, "cuda");
     q->runs = 32;
-    q->serial = 4;
     q->steps = cuda ? 1000 : 20;
     if (!cuda && strcmp(q->device, "cpu"))
         return options_usage("bench sweep", "device is '%s': give cpu or cuda", q->device);
     int rc = bench_whole("bench sweep", "runs", q->runs_text, 1, &q->runs);
+    q->serial = !cuda ? 4 : q->runs > 2 ? q->runs : 2;
     if (rc == CLI_OK) rc = bench_whole("bench sweep", "serial", q->serial_text, 2, &q->serial);
     if (rc == CLI_OK) rc = bench_whole("bench sweep", "steps", q->steps_text, 1, &q->steps);
     q->jobs = cuda ? q->runs : bench_threads();

@@ -16,7 +16,10 @@ sys.path.pop(0)
 import argparse  # noqa: E402
 import pathlib  # noqa: E402
 
-import torch  # noqa: E402
+try:
+    import torch  # noqa: E402
+except ModuleNotFoundError:
+    sys.exit("accuracy.py needs PyTorch: install the package python3-torch, or run it with a Python that has torch")
 
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path += [str(HERE.parent.parent / "tests" / "golden"), str(HERE), str(HERE.parent.parent / "python")]

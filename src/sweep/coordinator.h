@@ -66,6 +66,8 @@ void coordinator_stop(coordinator *c);
 
 /* ---- slots ---- */
 blurry_status coordinator_start_workers(coordinator *c);
+/* Process `index` of the list, with so many slots. */
+blurry_status coordinator_start_process(coordinator *c, int index, int slots);
 blurry_status coordinator_add_slot(coordinator *c, int fd, int process);
 /* Gives pending runs to slots that are free. */
 blurry_status coordinator_hand_out(coordinator *c);
