@@ -182,7 +182,7 @@ static blurry_status queue_gradient(network *net, int64_t B, int64_t L, int64_t 
     network_pass pass = {.B = B, .L = L, .different = different, .dropout = net->model->settings.dropout};
     if (net->picks && labels <= mixer_rows_most(B * L)) pass.wanted = labels;
     xent_args head = head_of(net, labels, pass.wanted ? pass.wanted : B * L);
-    if (pass.wanted) head.row = net->row_order;
+    if (pass.wanted) head.row = NULL; /* hidden has the labelled rows alone */
     STATUS_TRY(network_forward(net, &pass));
     dev->ops->xent_backward(&dev->run, &head);
     dev->ops->sum(device_side_run(dev),

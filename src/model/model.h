@@ -91,7 +91,6 @@ typedef struct network {
     int32_t *ids;            /* [rows] */
     int64_t *rows;           /* [rows] labelled rows */
     int64_t *row_position;   /* [rows] their places in their sequences */
-    int64_t *row_order;      /* [rows] 0, 1, 2 ..: the rows of a hidden that has the wanted ones alone */
     int64_t *token_first;    /* [rows / 2] the first row with each of the different tokens */
     int64_t *token_index, *token_order, *token_group; /* [rows] mixer_pass.x_index and so on, by token */
     void *folded;                                     /* [rows / 2, d] the embedded different tokens */

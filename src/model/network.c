@@ -154,7 +154,6 @@ static void lay_work(network_plan *m, size_t mixer_work)
     net->ids = mixer_take_bytes(&m->work, (size_t)rows * sizeof(int32_t));
     net->rows = mixer_take_bytes(&m->work, (size_t)rows * sizeof(int64_t));
     net->row_position = mixer_take_bytes(&m->work, net->picks ? (size_t)rows * sizeof(int64_t) : 0);
-    net->row_order = mixer_take_bytes(&m->work, net->picks ? (size_t)rows * sizeof(int64_t) : 0);
     net->token_first = mixer_take_bytes(&m->work, net->folds ? (size_t)rows / 2 * sizeof(int64_t) : 0);
     int64_t **lists[] = {&net->token_index, &net->token_order, &net->token_group};
     for (int i = 0; i < 3; i++)
@@ -234,8 +233,6 @@ static blurry_status allocate(network *net)
             memory_alloc(&memory, 5 * (size_t)rows + (size_t)vocab, sizeof(int64_t), "lists of tokens"));
         net->fold_host = memory;
     }
-    for (int64_t i = 0; i < rows && net->picks; i++)
-        STATUS_TRY(device_upload(net->dev, net->row_order + i, &i, sizeof i));
     return net->carries ? allocate_states(net) : BLURRY_OK;
 }
 

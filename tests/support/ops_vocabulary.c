@@ -143,7 +143,8 @@ void ops_rows(void **state)
     }
 }
 
-/* ---- head and cross-entropy: labels B, rows L, width K, vocabulary V ---- */
+/* ---- head and cross-entropy: labels B, rows L, width K, vocabulary V; S = 1: labels at all rows in order
+ * ---- */
 enum { LABELS_MOST = 1400 };
 static int32_t targets[LABELS_MOST], best[LABELS_MOST];
 static int64_t label_rows[LABELS_MOST], label_count;
@@ -160,7 +161,7 @@ static xent_args xent_of(const op_call *call)
                        .vocab = c->V,
                        .hidden = call->x[0],
                        .weight = call->x[1],
-                       .row = op_lend(call, label_rows, (size_t)c->B * sizeof *label_rows),
+                       .row = c->S ? NULL : op_lend(call, label_rows, (size_t)c->B * sizeof *label_rows),
                        .target = op_lend(call, targets, (size_t)c->B * sizeof *targets),
                        .log_prob = call->x[2],
                        .argmax = op_lend(call, best, (size_t)c->B * sizeof *best),
@@ -215,10 +216,10 @@ static void xent_backward(const op_call *call)
 void ops_head(void **state)
 {
     (void)state;
-    static const int64_t shapes[][4] = {{1, 1, 3, 2},        {5, 9, 8, 33},      {70, 40, 33, 100},
-                                        {1300, 600, 8, 70},  {140, 90, 72, 130}, {150, 300, 128, 333},
-                                        {300, 310, 270, 500}};
-    for (int i = 0; i < 7; i++) {
+    static const int64_t shapes[][4] = {{1, 1, 3, 2},         {5, 9, 8, 33},       {70, 40, 33, 100},
+                                        {1300, 600, 8, 70},   {140, 90, 72, 130},  {150, 300, 128, 333},
+                                        {300, 310, 270, 500}, {140, 140, 72, 130}, {70, 70, 33, 100}};
+    for (int i = 0; i < 9; i++) {
         int64_t labels = shapes[i][0], rows = shapes[i][1], width = shapes[i][2], vocab = shapes[i][3];
         for (int64_t k = 0; k < labels; k++) {
             label_rows[k] = k * 13 % rows;
@@ -226,7 +227,7 @@ void ops_head(void **state)
         }
         op_case c = {
             .family = "xent",
-            .note = "",
+            .note = i < 7 ? "" : "rows in order",
             .forward = xent_forward,
             .backward = xent_backward,
             .sizes = xent_sizes,
@@ -234,7 +235,8 @@ void ops_head(void **state)
             .L = rows,
             .K = width,
             .V = vocab,
-            .option = i == 2 || i == 4,
+            .S = i >= 7,
+            .option = i == 2 || i == 4 || i == 7,
             .tensor = {{"hidden", OP_INPUT, rows * width, .low = i == 4 ? -6 : -1, .high = i == 4 ? 6 : 1},
                        {"weight", OP_WEIGHT, vocab * width},
                        {"log_prob", OP_OUTPUT, labels, .type = OP_STATISTIC},

@@ -47,7 +47,7 @@ static void spread(const kernel_run *run, const xent_args *a, const float *d_x, 
 static bool fused_fits(const xent_args *a)
 {
     return a->width > 0 && a->width <= WIDEST_FUSED && a->width % 8 == 0 && a->vocab > 0 && a->labels > 0 &&
-           all_aligned(a->hidden, a->weight, a->d_weight);
+           all_aligned(a->hidden, a->weight, a->d_weight, a->d_hidden);
 }
 
 /* Sizes and places for one block of labels. splits * padded stays below a bound that holds for every smaller
@@ -117,7 +117,7 @@ static void fused(const kernel_run *run, const xent_args *a, int backward)
         const kernel_run *then = handed ? side_run(run) : run;
         narrow ? fused_weight<64>(then, b) : fused_weight<128>(then, b);
     }
-    if (backward) spread<bf16>(run, a, b.d_x, b.first_label, b.shared_row);
+    if (backward && a->row) spread<bf16>(run, a, b.d_x, b.first_label, b.shared_row);
 }
 
 /* ---- by products ---- */
@@ -210,11 +210,12 @@ __global__ void __launch_bounds__(ROW_THREADS)
     float scale = target < 0 ? 0 : (float)*a.grad_scale;
     for (int64_t v = me; v < a.vocab; v += ROW_THREADS)
         cuda_store(gradient + v, scale * (v == target ? expm1f(log_prob) : expf(z[v] - best - log_sum)));
-    if (me == 0) mark_row(a, label, p.first_label, p.shared_row);
+    if (me == 0 && a.row) mark_row(a, label, p.first_label, p.shared_row);
 }
 
 template <typename T>
-static void products_weight(const kernel_run *run, const xent_args *a, const xent_pieces<T> &p, int64_t first)
+static void products_weight(const kernel_run *run, const xent_args *a, const xent_pieces<T> &p, const T *x,
+                            int64_t first)
 {
     int64_t w = a->width;
     cuda_blas_product d_weight = {};
@@ -222,7 +223,7 @@ static void products_weight(const kernel_run *run, const xent_args *a, const xen
     d_weight.trans_a = 1, d_weight.alpha = d_weight.beta = 1;
     d_weight.type = sizeof(T) == sizeof(float) ? CUDA_BLAS_F32 : CUDA_BLAS_BF16;
     d_weight.type_out = CUDA_BLAS_F32;
-    d_weight.a = p.p, d_weight.b = p.x, d_weight.c = d_weight.d = a->d_weight;
+    d_weight.a = p.p, d_weight.b = x, d_weight.c = d_weight.d = a->d_weight;
     d_weight.lda = p.stride, d_weight.ldb = w, d_weight.ldc = d_weight.ldd = w;
     cuda_blas_multiply(run, &d_weight);
 }
@@ -235,21 +236,25 @@ static void products_block(const kernel_run *run, const xent_args *a, const xent
     cudaStream_t stream = (cudaStream_t)run->stream;
     cuda_blas_type type = sizeof(T) == sizeof(float) ? CUDA_BLAS_F32 : CUDA_BLAS_BF16;
     int64_t n = kernel_min(p.labels, a->labels - first), w = a->width;
-    cuda_launch(xent_gather_kernel<T>, dim3((unsigned)kernel_max(1, kernel_blocks(n * w, ROW_THREADS))),
-                dim3(ROW_THREADS), 0, stream, *a, p, first, n);
+    const T *x = a->row ? p.x : (const T *)a->hidden + first * w;
+    if (a->row)
+        cuda_launch(xent_gather_kernel<T>, dim3((unsigned)kernel_max(1, kernel_blocks(n * w, ROW_THREADS))),
+                    dim3(ROW_THREADS), 0, stream, *a, p, first, n);
     cuda_blas_product logits = {};
     logits.m = n, logits.n = a->vocab, logits.k = w, logits.trans_b = 1, logits.alpha = 1;
     logits.type = type, logits.type_out = CUDA_BLAS_F32;
-    logits.a = p.x, logits.b = a->weight, logits.d = p.logits;
+    logits.a = x, logits.b = a->weight, logits.d = p.logits;
     logits.lda = w, logits.ldb = w, logits.ldc = logits.ldd = p.stride;
     cuda_blas_multiply(run, &logits);
     cuda_launch(xent_softmax_kernel<T>, dim3((unsigned)n), dim3(ROW_THREADS), 0, stream, *a, p, first,
                 backward);
     if (!backward) return;
-    if (a->d_weight) products_weight<T>(handed ? side_run(run) : run, a, p, first);
+    if (a->d_weight) products_weight<T>(handed ? side_run(run) : run, a, p, x, first);
     cuda_blas_product d_x = {};
-    d_x.m = n, d_x.n = w, d_x.k = a->vocab, d_x.alpha = 1, d_x.type = type, d_x.type_out = CUDA_BLAS_F32;
-    d_x.a = p.p, d_x.b = a->weight, d_x.d = p.d_x + first * w;
+    d_x.m = n, d_x.n = w, d_x.k = a->vocab, d_x.alpha = 1, d_x.type = type;
+    d_x.type_out = a->row ? CUDA_BLAS_F32 : type;
+    d_x.a = p.p, d_x.b = a->weight;
+    d_x.d = a->row ? (void *)(p.d_x + first * w) : (void *)((T *)a->d_hidden + first * w);
     d_x.lda = p.stride, d_x.ldb = w, d_x.ldc = d_x.ldd = w;
     cuda_blas_multiply(run, &d_x);
 }
@@ -264,9 +269,9 @@ template <typename T> static void by_products(const kernel_run *run, const xent_
     for (int64_t first = 0; first < a->labels; first += p.labels)
         products_block<T>(run, a, p, first, backward, handed != NULL);
     if (!backward) return;
-    if (a->labels > 0)
+    if (a->labels > 0 && a->row)
         spread<T>(run, a, p.d_x, p.first_label, p.shared_row);
-    else
+    else if (a->labels == 0)
         (void)cudaMemsetAsync(a->d_hidden, 0, (size_t)(a->n_hidden * a->width) * sizeof(T),
                               (cudaStream_t)run->stream);
 }

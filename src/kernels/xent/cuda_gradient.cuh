@@ -71,8 +71,11 @@ static __device__ inline void put_rows(const xent_block &b, int64_t i, int64_t t
 #pragma unroll
             for (int n = 0; n < N; n++) sum[n] = 0;
         }
-        store_many<N>(b.d_x + label * a.width + c, sum);
-        load_many<N>((const bf16 *)a.hidden + a.row[label] * a.width + c, x);
+        if (a.row)
+            store_many<N>(b.d_x + label * a.width + c, sum);
+        else
+            store_many<N>((bf16 *)a.d_hidden + label * a.width + c, sum);
+        load_many<N>((const bf16 *)a.hidden + xent_row(&a, label) * a.width + c, x);
 #pragma unroll
         for (int n = 0; n < N; n++) x[n] = target >= 0 ? x[n] * share : 0;
         store_many<N>(b.x_scaled + i * a.width + c, x);
@@ -83,7 +86,12 @@ static __device__ inline void put_rows(const xent_block &b, int64_t i, int64_t t
 static __device__ inline void clear_rows(const xent_block &b, int64_t i)
 {
     int lane = (int)threadIdx.x % 32;
-    for (int64_t c = lane; c < b.a.width; c += 32) b.x_scaled[i * b.a.width + c] = to_bf16(0);
+    int64_t width = b.a.width;
+    for (int64_t c = lane; c < width; c += 32) {
+        b.x_scaled[i * width + c] = to_bf16(0);
+        if (!b.a.row && b.first + i < b.a.labels)
+            ((bf16 *)b.a.d_hidden)[(b.first + i) * width + c] = to_bf16(0);
+    }
     if (lane == 0) b.top_k[i] = 0;
 }
 
@@ -118,7 +126,7 @@ template <bool BACKWARD> __global__ void __launch_bounds__(JOIN_THREADS) xent_jo
         if (lane) return;
         b.top_k[i] = (int)l.top_k;
         if (target >= 0) put_target(b, i, target, l, missing);
-        mark_row(a, label, b.first_label, b.shared_row);
+        if (a.row) mark_row(a, label, b.first_label, b.shared_row);
     }
 }
 

@@ -260,7 +260,8 @@ static __device__ inline void scan_gather(const xent_args &a, scan_shared<D> &sh
 {
     enum { PIECES = D / 8, AT_ONCE = SCAN_THREADS / PIECES };
     int thread = (int)threadIdx.x, c = thread % PIECES * 8;
-    if (thread < BLOCK_LABELS) shared.row[thread] = first + thread < count ? a.row[first + thread] : -1;
+    if (thread < BLOCK_LABELS)
+        shared.row[thread] = first + thread < count ? xent_row(&a, first + thread) : -1;
     __syncthreads();
 #pragma unroll
     for (int i = 0; i < BLOCK_LABELS / AT_ONCE; i++) {
@@ -279,7 +280,7 @@ __global__ void __launch_bounds__(SCAN_THREADS, 2) xent_scan_kernel(xent_block b
     const xent_args &a = b.a;
     int64_t count = label_count(a), block_first = (int64_t)blockIdx.y * BLOCK_LABELS;
     int thread = (int)threadIdx.x, warp = thread / 32, g = thread % 32 / 4;
-    if (BACKWARD && b.first == 0) /* for the kernels after this one */
+    if (BACKWARD && b.first == 0 && a.row) /* for the kernels after this one */
         for (int64_t i = ((int64_t)blockIdx.y * gridDim.x + blockIdx.x) * SCAN_THREADS + thread;
              i < a.n_hidden; i += (int64_t)gridDim.x * gridDim.y * SCAN_THREADS)
             b.first_label[i] = EMPTY, b.shared_row[i] = 0;

@@ -13,7 +13,7 @@ KERNEL_SIZES(xent_sizes, xent_args)
 /* logits [vocab] of label i, its outputs, and on return softmax in `logits`. */
 static void label_forward(const xent_args *a, int64_t i, real *logits)
 {
-    const real *x = (const real *)a->hidden + a->row[i] * a->width;
+    const real *x = (const real *)a->hidden + xent_row(a, i) * a->width;
     int64_t best = 0;
     for (int64_t v = 0; v < a->vocab; v++) {
         const real *w = (const real *)a->weight + v * a->width;
@@ -44,8 +44,8 @@ KERNEL(xent_backward, xent_args)
         label_forward(a, i, p);
         if (a->target[i] < 0) continue;
         p[a->target[i]] -= 1;
-        const real *x = (const real *)a->hidden + a->row[i] * a->width;
-        real *d_x = (real *)a->d_hidden + a->row[i] * a->width;
+        const real *x = (const real *)a->hidden + xent_row(a, i) * a->width;
+        real *d_x = (real *)a->d_hidden + xent_row(a, i) * a->width;
         for (int64_t v = 0; v < a->vocab; v++)
             for (int64_t j = 0; j < a->width; j++) {
                 d_x[j] += scale * p[v] * ((const real *)a->weight)[v * a->width + j];

@@ -123,10 +123,10 @@ static void pack_task(void *context, int64_t task, int worker)
     const block *k = context;
     int64_t group = task / (GROUP / SLICE), first = task % (GROUP / SLICE) * SLICE;
     int64_t n = k->a->width, count = group_count(k, group);
-    const int64_t *row = k->a->row + k->first + group * GROUP;
     real *x = k->x + group * k->z.x_panels, *x_t = k->x_t + group * k->z.x_t_panels;
     for (int64_t r = first; r < first + SLICE; r++) {
-        const real *from = r < count ? (const real *)k->a->hidden + row[r] * n : NULL;
+        int64_t row = r < count ? xent_row(k->a, k->first + group * GROUP + r) : -1;
+        const real *from = row >= 0 ? (const real *)k->a->hidden + row * n : NULL;
         for (int64_t j = 0; j < n && from; j += PANEL)
             for (int64_t i = 0; i < PANEL; i++) x[j * count + r * PANEL + i] = j + i < n ? from[j + i] : 0;
         /* depth by depth, each [GROUP / PANEL][depth][PANEL] */
@@ -311,7 +311,7 @@ static void scatter(const block *k)
     int64_t n = k->a->width;
     for (int64_t r = 0; r < k->count; r++) {
         const real *from = k->d_x + (r / GROUP * k->z.parts * GROUP + r % GROUP) * n;
-        real *to = (real *)k->a->d_hidden + k->a->row[k->first + r] * n;
+        real *to = (real *)k->a->d_hidden + xent_row(k->a, k->first + r) * n;
         for (int64_t i = 0, left; left = n - i, left > 0; i += VL)
             v_store_up_to(to + i, v_load_up_to(to + i, left) + v_load_up_to(from + i, left), left);
     }

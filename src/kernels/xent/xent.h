@@ -11,7 +11,8 @@ typedef struct xent_args {
     int64_t n_hidden, width, vocab;
     const void *hidden;    /* [n_hidden, width] */
     const void *weight;    /* [vocab, width] */
-    const int64_t *row;    /* [labels] ascending or not; a row may carry several labels */
+    const int64_t *row;    /* [labels] ascending or not; a row may carry several labels. NULL: 0, 1, 2 .., and
+                              n_hidden is labels */
     const int32_t *target; /* [labels] each in [0, vocab), or -1: no loss and no gradient, predictions only */
     void *log_prob;        /* [labels] log-probability of the target (0 for target -1) */
     int32_t *argmax;       /* [labels] the first largest logit */
@@ -22,5 +23,11 @@ typedef struct xent_args {
     void *d_hidden;           /* [n_hidden, width] overwritten, 0 in rows without a label */
     void *d_weight;           /* [vocab, width] added to; NULL: not wanted */
 } xent_args;
+
+/* The row of hidden that label i is at. */
+KERNEL_INLINE int64_t xent_row(const xent_args *a, int64_t i)
+{
+    return a->row ? a->row[i] : i;
+}
 
 #endif
