@@ -28,6 +28,7 @@ struct recorded {
     int64_t real;       /* labels of the latest step */
     int warm;           /* whether a step has run */
     double *log_weight; /* mqar: in device memory; NULL: batches come from the host */
+    mqar_ahead *ahead;
     mqar_args mqar;
     int64_t *rows; /* [labels] host batches, padded */
     int32_t *targets;
@@ -53,6 +54,8 @@ static blurry_status open_mqar(blurry_trainer *t, const double *log_weight, int6
     STATUS_TRY(device_alloc(dev, bytes, &memory));
     r->log_weight = memory;
     STATUS_TRY(device_upload(dev, memory, log_weight, bytes));
+    STATUS_TRY(device_alloc(dev, (size_t)t->part_size * sizeof *r->ahead, &memory));
+    r->ahead = memory;
     r->mqar = (mqar_args){.batch = t->part_size,
                           .length = s->length,
                           .pairs = s->pairs,
@@ -65,6 +68,8 @@ static blurry_status open_mqar(blurry_trainer *t, const double *log_weight, int6
                           .random_filler = s->filler == SETTINGS_filler_random,
                           .log_weight = r->log_weight,
                           .first_place = &r->scalars->network.key[1],
+                          .step = s->batch,
+                          .ahead = r->ahead,
                           .ids = t->model->net.ids,
                           .rows = t->model->net.rows,
                           .targets = t->model->net.targets};
@@ -137,6 +142,7 @@ void recorded_close(blurry_trainer *t)
     device_graph_destroy(dev, &r->graph);
     if (r->scalars) device_free(dev, r->scalars);
     if (r->log_weight) device_free(dev, r->log_weight);
+    if (r->ahead) device_free(dev, r->ahead);
     memory_free(r->rows);
     memory_free(r->targets);
     memory_free(r);

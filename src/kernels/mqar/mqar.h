@@ -10,6 +10,11 @@ extern "C" {
 
 enum { MQAR_PLACES_MOST = 2048 }; /* more are made on the host */
 
+/* Which sample lies at place end - 1 of the order; end 0: nothing was looked up. */
+typedef struct mqar_ahead {
+    int64_t end, sample;
+} mqar_ahead;
+
 typedef struct mqar_args {
     int64_t batch, length, pairs, vocab, places; /* B, L, K, V, n = (L - 2K) / 2 */
     int64_t samples;                             /* in the training split */
@@ -18,9 +23,11 @@ typedef struct mqar_args {
     int random_filler;
     const double *log_weight;    /* [places] in device memory */
     const uint64_t *first_place; /* in device memory: sample b is at place *first_place + b of the order */
-    int32_t *ids;                /* [B, L] */
-    int64_t *rows;               /* [B, K] */
-    int32_t *targets;            /* [B, K] */
+    int64_t step;                /* from a place to that of the step after */
+    mqar_ahead *ahead; /* [B] zeroed before the first call: a call looks up the next one's samples */
+    int32_t *ids;      /* [B, L] */
+    int64_t *rows;     /* [B, K] */
+    int32_t *targets;  /* [B, K] */
 } mqar_args;
 
 void mqar_cuda(const kernel_run *run, const mqar_args *a);
