@@ -273,7 +273,7 @@ size_t fast_backward_workspace(const bla_shape *s, int multiprocessors)
     fast_run run;
     carver m = {NULL, 0};
     if (!k) return 0;
-    pass_place(s, k, multiprocessors, &m, &run);
+    pass_place(s, k, (int64_t)multiprocessors * k->backward_blocks, &m, &run);
     carve(&m, saved_for(k, s));
     return size_add(m.used, fast_forward_workspace(s, multiprocessors));
 }
@@ -284,19 +284,19 @@ void fast_backward(const fast_tables *t, const bla_shape *s, const bla_call *cal
     const fast_kernels *k = t->kernels;
     fast_run run = {};
     carver m = {(char *)workspace, 0};
-    pass_place(s, k, t->multiprocessors, &m, &run);
+    int64_t blocks = (int64_t)t->multiprocessors * k->backward_blocks;
+    pass_place(s, k, blocks, &m, &run);
     int64_t chunks = (longest + CHUNK - 1) / CHUNK;
     run.saved = (bf16 *)(uintptr_t)saved, run.spread = t->multiprocessors;
-    make_entries(t, s, call, chunks, t->multiprocessors, &run, stream);
+    make_entries(t, s, call, chunks, blocks, &run, stream);
     if (!saved) {
         run.saved = (bf16 *)carve(&m, saved_for(k, s));
         bla_call states = *call;
         states.o = NULL;
         fast_forward(t, s, &states, longest, run.saved, m.base + m.used, stream);
     }
-    run.segments = choose_segments(call->chains, chunks, t->multiprocessors, 0.15);
-    run.parts = choose_parts(call->chains, chunks, run.segments, t->multiprocessors,
-                             states_most(s, t->multiprocessors));
+    run.segments = choose_segments(call->chains, chunks, blocks, 0.15);
+    run.parts = choose_parts(call->chains, chunks, run.segments, blocks, states_most(s, blocks));
     k->backward(call, &run, false, stream);
     if (run.segments == 1) return;
     if (run.segments - 1 > FOLD_MOST) scan(k, call, &run, 1, stream);

@@ -2,14 +2,31 @@
  *
  * A chain (one sequence of one key/value head) is cut into chunks of 64 tokens and those into at most
  * `segments` runs of consecutive chunks, one block each. A state (K and V, [SP, D] each) lives in the
- * registers of a block as accumulators: warp w holds the slots from w * 16 * MT on, MT fragments high. With
- * decay it is kept times 2^-60 (cuda_entry.cuh), so that the chunk's products add to it directly. Internal to
+ * registers of a block as accumulators, shared out among four warps: a quarter of the slots each, MT
+ * fragments high and NT wide, or, where there are 32 slots, half of them and half of the columns. With decay
+ * it is kept times 2^-60 (cuda_entry.cuh), so that the chunk's products add to it directly. Internal to
  * kernels/blurry/cuda*. */
 #ifndef BLURRY_KERNELS_BLURRY_CUDA_FAST_CUH
 #define BLURRY_KERNELS_BLURRY_CUDA_FAST_CUH
 #include "kernels/blurry/cuda_entry.cuh"
 #include "kernels/blurry/cuda_fast.h"
 #include "kernels/blurry/cuda_tile.cuh"
+
+/* One warp's share of K or V. */
+template <int D, int SP> struct fast_share {
+    static constexpr int DOWN = SP / 16 < 4 ? SP / 16 : 4; /* warps one below the other; the others beside */
+    static constexpr int MT = SP / 16 / DOWN, NT = D / 8 * DOWN / 4;
+};
+/* Its first slot and column. */
+struct fast_corner {
+    int slot, column;
+};
+template <int D, int SP> static __device__ inline fast_corner fast_corner_of(int warp)
+{
+    typedef fast_share<D, SP> F;
+    fast_corner at = {warp % F::DOWN * 16 * F::MT, warp / F::DOWN * 8 * F::NT};
+    return at;
+}
 
 /* The chunks of one block: a segment, or one of its parts. */
 struct fast_place {
@@ -104,12 +121,13 @@ static __device__ inline void fast_c_scale(const uint4 &c, float *low, float *hi
     high[0] *= d.x, high[1] *= d.y, high[2] *= e.x, high[3] *= e.y;
 }
 
-/* What the slots keep over a chunk of n tokens: end[m][half] for this warp's slots slot0 + 16 m + g (+ 8). */
+/* What the slots keep over a chunk of n tokens: end[m][half] for this warp's slots at.slot + 16 m + g (+ 8).
+ */
 template <int MT>
-static __device__ inline void fast_keep(const char *entry, int SP, int n, int slot0, float (&end)[MT][2])
+static __device__ inline void fast_keep(const char *entry, int SP, int n, fast_corner at, float (&end)[MT][2])
 {
     const float *c =
-        (const float *)(entry + 2 * entry_p_bytes(SP)) + (n - 1) * SP + slot0 + ((threadIdx.x & 31) >> 2);
+        (const float *)(entry + 2 * entry_p_bytes(SP)) + (n - 1) * SP + at.slot + ((threadIdx.x & 31) >> 2);
 #pragma unroll
     for (int m = 0; m < MT; m++) end[m][0] = c[16 * m] * ENTRY_UNIT, end[m][1] = c[16 * m + 8] * ENTRY_UNIT;
 }
@@ -127,11 +145,10 @@ static __device__ inline void fast_rows_scale(float (&x)[MT][NT][4], const float
         }
 }
 
-/* Slots [S, width] in the caller's memory to and from accumulators of slots slot0 .. and columns 0 .. 8 NT
- * - 1. */
+/* Slots [S, width] in the caller's memory to and from accumulators. */
 template <int MT, int NT>
 static __device__ inline void fast_slots_load(float (&x)[MT][NT][4], const float *from, int S, int width,
-                                              int slot0, float factor)
+                                              fast_corner at, float factor)
 {
     int lane = threadIdx.x & 31;
 #pragma unroll
@@ -140,13 +157,14 @@ static __device__ inline void fast_slots_load(float (&x)[MT][NT][4], const float
         for (int n = 0; n < NT; n++)
 #pragma unroll
             for (int i = 0; i < 4; i++) {
-                int j = slot0 + 16 * m + (lane >> 2) + (i >> 1) * 8, d = 8 * n + 2 * (lane & 3) + (i & 1);
+                int j = at.slot + 16 * m + (lane >> 2) + (i >> 1) * 8,
+                    d = at.column + 8 * n + 2 * (lane & 3) + (i & 1);
                 x[m][n][i] = from && j < S && d < width ? factor * from[(int64_t)j * width + d] : 0.0f;
             }
 }
 template <int MT, int NT>
 static __device__ inline void fast_slots_store(const float (&x)[MT][NT][4], float *to, int S, int width,
-                                               int slot0, float factor)
+                                               fast_corner at, float factor)
 {
     int lane = threadIdx.x & 31;
 #pragma unroll
@@ -155,55 +173,59 @@ static __device__ inline void fast_slots_store(const float (&x)[MT][NT][4], floa
         for (int n = 0; n < NT; n++)
 #pragma unroll
             for (int i = 0; i < 4; i++) {
-                int j = slot0 + 16 * m + (lane >> 2) + (i >> 1) * 8, d = 8 * n + 2 * (lane & 3) + (i & 1);
+                int j = at.slot + 16 * m + (lane >> 2) + (i >> 1) * 8,
+                    d = at.column + 8 * n + 2 * (lane & 3) + (i & 1);
                 if (j < S && d < width) to[(int64_t)j * width + d] = factor * x[m][n][i];
             }
 }
 
 /* Accumulators to and from the workspace: K (part 0) and V (1) as fragments [2, D/8, SP/16, 32 lanes, 4], the
  * same for every number of warps. */
-template <int SP, int MT, int NT>
-static __device__ inline float4 *fast_state_at(float *state, int part, int slot0, int m, int n)
+template <int D, int SP>
+static __device__ inline float4 *fast_state_at(float *state, int part, fast_corner at, int m, int n)
 {
-    return (float4 *)state + ((part * NT + n) * (SP / 16) + slot0 / 16 + m) * 32 + (threadIdx.x & 31);
+    return (float4 *)state + ((part * (D / 8) + at.column / 8 + n) * (SP / 16) + at.slot / 16 + m) * 32 +
+           (threadIdx.x & 31);
 }
-template <int SP, int MT, int NT>
-static __device__ inline void fast_state_store(const float (&x)[MT][NT][4], float *state, int part, int slot0)
+template <int D, int SP, int MT, int NT>
+static __device__ inline void fast_state_store(const float (&x)[MT][NT][4], float *state, int part,
+                                               fast_corner at)
 {
 #pragma unroll
     for (int m = 0; m < MT; m++)
 #pragma unroll
         for (int n = 0; n < NT; n++)
-            *fast_state_at<SP, MT, NT>(state, part, slot0, m, n) =
+            *fast_state_at<D, SP>(state, part, at, m, n) =
                 make_float4(x[m][n][0], x[m][n][1], x[m][n][2], x[m][n][3]);
 }
-template <int SP, int MT, int NT>
-static __device__ inline void fast_state_add(float (&x)[MT][NT][4], float *state, int part, int slot0)
+template <int D, int SP, int MT, int NT>
+static __device__ inline void fast_state_add(float (&x)[MT][NT][4], float *state, int part, fast_corner at)
 {
 #pragma unroll
     for (int m = 0; m < MT; m++)
 #pragma unroll
         for (int n = 0; n < NT; n++) {
-            float4 y = *fast_state_at<SP, MT, NT>(state, part, slot0, m, n);
+            float4 y = *fast_state_at<D, SP>(state, part, at, m, n);
             x[m][n][0] += y.x, x[m][n][1] += y.y, x[m][n][2] += y.z, x[m][n][3] += y.w;
         }
 }
 
 /* What a part keeps: to the workspace, and multiplied onto accumulators from there. */
 template <int MT>
-static __device__ inline void fast_keep_store(const float (&kept)[MT][2], float *keep, int slot0)
+static __device__ inline void fast_keep_store(const float (&kept)[MT][2], float *keep, fast_corner at)
 {
     int lane = threadIdx.x & 31;
-    if ((lane & 3) != 0) return;
+    if ((lane & 3) != 0 || at.column != 0) return;
 #pragma unroll
     for (int m = 0; m < MT; m++)
-        keep[slot0 + 16 * m + (lane >> 2)] = kept[m][0], keep[slot0 + 16 * m + (lane >> 2) + 8] = kept[m][1];
+        keep[at.slot + 16 * m + (lane >> 2)] = kept[m][0],
+                                         keep[at.slot + 16 * m + (lane >> 2) + 8] = kept[m][1];
 }
 template <int MT, int NT>
-static __device__ inline void fast_keep_scale(float (&x)[MT][NT][4], const float *keep, int slot0)
+static __device__ inline void fast_keep_scale(float (&x)[MT][NT][4], const float *keep, fast_corner at)
 {
     float end[MT][2];
-    int g = slot0 + ((threadIdx.x & 31) >> 2);
+    int g = at.slot + ((threadIdx.x & 31) >> 2);
 #pragma unroll
     for (int m = 0; m < MT; m++) end[m][0] = keep[g + 16 * m], end[m][1] = keep[g + 16 * m + 8];
     fast_rows_scale(x, end);
@@ -211,12 +233,13 @@ static __device__ inline void fast_keep_scale(float (&x)[MT][NT][4], const float
 
 /* Accumulators as bf16 into a tile [SP, D]. */
 template <int D, int MT, int NT>
-static __device__ inline void fast_copy_out(const float (&x)[MT][NT][4], char *tile, int slot0)
+static __device__ inline void fast_copy_out(const float (&x)[MT][NT][4], char *tile, fast_corner at)
 {
 #pragma unroll
     for (int m = 0; m < MT; m++)
 #pragma unroll
-        for (int n = 0; n < NT; n++) tile_put<tile_units(D)>(tile, slot0 + 16 * m, 8 * n, x[m][n]);
+        for (int n = 0; n < NT; n++)
+            tile_put<tile_units(D)>(tile, at.slot + 16 * m, at.column + 8 * n, x[m][n]);
 }
 
 #endif

@@ -42,7 +42,7 @@ enum fast_pass {
 /* The kernels of one padded shape. */
 struct fast_kernels {
     int D, SP;
-    int read_blocks, state_blocks; /* per multiprocessor: FAST_READ, the other passes */
+    int read_blocks, state_blocks, backward_blocks; /* per multiprocessor: FAST_READ, the other passes */
     void (*forward)(const bla_call *call, const fast_run *run, fast_pass pass, cudaStream_t stream);
     /* The backward pass of every segment as if no gradient came from later ones, then (correct) what that
      * misses. */
@@ -56,7 +56,7 @@ struct fast_kernels {
 void fast_states(const fast_kernels *k, int columns, const bla_call *call, const fast_run *run,
                  cudaStream_t stream);
 
-/* The instantiations of one padded width, one file each; `slots` is 64 or 128. NULL: not covered. */
+/* The instantiations of one padded width, one file each; `slots` is 32, 64 or 128. NULL: not covered. */
 const fast_kernels *fast_kernels_32(int slots, int decay);
 const fast_kernels *fast_kernels_64(int slots, int decay);
 const fast_kernels *fast_kernels_128(int slots, int decay);

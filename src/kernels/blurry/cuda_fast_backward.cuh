@@ -13,20 +13,22 @@
 
 template <int D_, int SP_> struct backward_form {
     static constexpr int D = D_, SP = SP_, THREADS = 256;
-    static constexpr int MT = SP / 64, NT = D / 8,
-                         KS = SP / 16; /* fragments of a warp's slots; 16-slot steps of a row */
+    static constexpr int NT = D / 8, KS = SP / 16; /* fragments and 16-slot steps of a row */
+    static constexpr int MT = fast_share<D, SP>::MT, NS = fast_share<D, SP>::NT; /* of a warp's slots */
     static constexpr int UD = tile_units(D), US = tile_units(SP), UC = tile_units(CHUNK);
     static constexpr int TOKENS = tile_bytes(CHUNK, D), SLOTS = tile_bytes(SP, D),
                          TABLE = tile_bytes(CHUNK, SP);
     static constexpr int ROWS = CHUNK * SP * 4; /* dP in float, then dX and p in bf16 */
     static constexpr int INNER = tile_bytes(CHUNK, CHUNK);
+    static constexpr int OUT = SP < CHUNK ? TOKENS : 0; /* d_q on its way, where it is larger than slots */
     static constexpr int STAGE = 4 * TOKENS + TABLE;
-    static constexpr int LIMIT = 231424;
+    static constexpr int BLOCKS = SP <= 32 && D <= 64 ? 2 : 1; /* per multiprocessor */
+    static constexpr int LIMIT = BLOCKS == 1 ? 231424 : 231424 / BLOCKS - 1024;
     /* Where all does not fit, the slots' gradient takes the place of the slots once those are read. */
-    static constexpr bool SHARES = 4 * SLOTS + ROWS + 2 * INNER + STAGE > LIMIT;
-    static constexpr int FIXED = (SHARES ? 2 : 4) * SLOTS + ROWS + 2 * INNER;
-    static constexpr int STAGES = FIXED + 2 * STAGE <= LIMIT ? 2 : 1;
-    static constexpr int SHARED = FIXED + STAGES * STAGE, C = TABLE; /* with decay c follows the stages */
+    static constexpr bool SHARES = 4 * SLOTS + ROWS + 2 * INNER + OUT + STAGE > LIMIT;
+    static constexpr int FIXED = (SHARES ? 2 : 4) * SLOTS + ROWS + 2 * INNER + OUT, C = TABLE;
+    static constexpr int STAGES = FIXED + 2 * STAGE + (BLOCKS > 1 ? C : 0) <= LIMIT ? 2 : 1;
+    static constexpr int SHARED = FIXED + STAGES * STAGE; /* with decay c follows the stages */
     static_assert(SHARED + C <= LIMIT, "shared memory");
 };
 
@@ -34,9 +36,10 @@ template <int D_, int SP_> struct backward_form {
 template <typename F> struct backward_side {
     int side;                              /* 0: K, 1: V */
     int warp, rows;                        /* within the side; row group */
-    int slot0;                             /* first of the warp's slots */
+    fast_corner at;                        /* of the warp's slots */
     char *stages;                          /* tiles of the stages: q, d_o, k, v, P */
     char *slots, *d_slots, *inner;         /* slots before the chunk; gradient of those after it; dA or G */
+    char *out;                             /* d_q on its way to memory: where Vslots lie if it fits */
     char *rows_all;                        /* [4] row groups: dP, or dX then p */
     char *c;                               /* c of the chunk, with decay */
     __device__ char *left(int stage) const /* q or d_o */
@@ -60,12 +63,13 @@ template <typename F> static __device__ inline backward_side<F> backward_view(ch
     int warp = threadIdx.x / 32;
     s.side = warp / 4, s.warp = warp % 4;
     s.rows = s.side ? 3 - s.warp : s.warp; /* late rows have more to do: share them between the schedulers */
-    s.slot0 = s.warp * 16 * F::MT;
+    s.at = fast_corner_of<F::D, F::SP>(s.warp);
     s.slots = shared + s.side * F::SLOTS;
     s.d_slots = F::SHARES ? s.slots : shared + (2 + s.side) * F::SLOTS;
     char *at = shared + (F::SHARES ? 2 : 4) * F::SLOTS;
     s.rows_all = at;
     s.inner = at + F::ROWS + s.side * F::INNER;
+    s.out = F::OUT ? at + F::ROWS + 2 * F::INNER : shared + F::SLOTS;
     s.stages = shared + F::FIXED;
     s.c = shared + F::SHARED;
     return s;
@@ -243,14 +247,14 @@ static __device__ inline void backward_through(float (&d_tokens)[F::NT][4], cons
 
 /* The slots' gradient += rows^T left. */
 template <typename F>
-static __device__ inline void backward_pull(float (&x)[F::MT][F::NT][4], const backward_side<F> &s, int stage)
+static __device__ inline void backward_pull(float (&x)[F::MT][F::NS][4], const backward_side<F> &s, int stage)
 {
 #pragma unroll
     for (int t = 0; t < 4; t++) {
         uint32_t a[F::MT][4];
 #pragma unroll
-        for (int m = 0; m < F::MT; m++) tile_a_trans<F::US>(a[m], s.gradient(t), s.slot0 + 16 * m, 0);
-        tile_mma_blocks<F::UD>(x, a, s.left(stage), 16 * t, 0);
+        for (int m = 0; m < F::MT; m++) tile_a_trans<F::US>(a[m], s.gradient(t), s.at.slot + 16 * m, 0);
+        tile_mma_blocks<F::UD>(x, a, s.left(stage), 16 * t, s.at.column);
     }
 }
 
@@ -258,7 +262,7 @@ static __device__ inline void backward_pull(float (&x)[F::MT][F::NT][4], const b
 template <typename F, bool DECAY>
 static __device__ inline void backward_head(const bla_call &c, const fast_place &p, int64_t chunk, int head,
                                             int stage, const backward_side<F> &s,
-                                            float (&d_slots)[F::MT][F::NT][4], float (&d_tokens)[F::NT][4])
+                                            float (&d_slots)[F::MT][F::NS][4], float (&d_tokens)[F::NT][4])
 {
     constexpr int D = F::D, SP = F::SP;
     int64_t token = p.chain.first + chunk * CHUNK;
@@ -296,8 +300,8 @@ static __device__ inline void backward_head(const bla_call &c, const fast_place 
         else
             backward_inner<F, true, 4>(w, s, stage, d_q);
         bf16 *to = (bf16 *)c.d_q + (token * c.H + p.chain.h * c.group + head) * c.Dk;
-        if (head == c.group - 1) /* the last one to read Vslots */
-            backward_store<F>(d_q, s.slots + F::SLOTS, s.rows, to, c.H * c.Dk, n, c.Dk);
+        if (F::OUT || head == c.group - 1) /* the last one to read Vslots */
+            backward_store<F>(d_q, s.out, s.rows, to, c.H * c.Dk, n, c.Dk);
         else
             backward_store_direct(d_q, s.rows, to, c.H * c.Dk, n, c.Dk);
         if (!F::SHARES && head == 0) backward_through<F>(d_tokens, s.table(stage), s.d_slots, s.rows);
@@ -312,7 +316,7 @@ static __device__ inline void backward_head(const bla_call &c, const fast_place 
     }
     __syncthreads();
     if (F::SHARES && head == 0) { /* before this chunk pulls at it; a second head loads the slots again */
-        fast_copy_out<D>(d_slots, s.d_slots, s.slot0);
+        fast_copy_out<D>(d_slots, s.d_slots, s.at);
         __syncthreads();
         backward_through<F>(d_tokens, s.table(stage), s.d_slots, s.rows);
     }
@@ -330,7 +334,8 @@ static __device__ inline void backward_head(const bla_call &c, const fast_place 
 
 /* grid: chains * r.segments blocks. */
 template <int D, int SP, bool DECAY>
-static __global__ void __launch_bounds__(256, 1) fast_backward_kernel(bla_call c, fast_run r)
+static __global__ void __launch_bounds__(256, (backward_form<D, SP>::BLOCKS))
+    fast_backward_kernel(bla_call c, fast_run r)
 {
     typedef backward_form<D, SP> F;
     CUDA_DYNAMIC_SHARED(char, shared);
@@ -342,7 +347,7 @@ static __global__ void __launch_bounds__(256, 1) fast_backward_kernel(bla_call c
     const int64_t each = fast_part_chunks(r, p.chain);
     int part = p.from < p.to ? (int)((p.to - 1 - p.from) / each) : -1; /* of the chunk at work */
     int64_t part_from = p.from + part * each;
-    float d_slots[F::MT][F::NT][4], kept[F::MT][2];
+    float d_slots[F::MT][F::NS][4], kept[F::MT][2];
     const char *next = NULL;
     if (p.from < p.to) {
         next = backward_load<F, DECAY>(c, r, p, p.to - 1, s, 0);
@@ -352,15 +357,14 @@ static __global__ void __launch_bounds__(256, 1) fast_backward_kernel(bla_call c
     const float *d = !given   ? NULL
                      : s.side ? after.v + p.chain.b * after.stride_v + p.chain.h * c.S * c.Dv
                               : after.k + p.chain.b * after.stride_k + p.chain.h * c.S * c.Dk;
-    fast_slots_load(d_slots, d, c.S, width, s.slot0, unit);
+    fast_slots_load(d_slots, d, c.S, width, s.at, unit);
 #pragma unroll
     for (int m = 0; m < F::MT; m++) kept[m][0] = kept[m][1] = 1.0f;
     if (DECAY && r.segments > 1 && s.side == 0) /* parts without chunks */
-        for (int64_t i = part + 1; i < r.parts; i++)
-            fast_keep_store(kept, r.keeps + (p.unit + i) * SP, s.slot0);
+        for (int64_t i = part + 1; i < r.parts; i++) fast_keep_store(kept, r.keeps + (p.unit + i) * SP, s.at);
     float end[F::MT][2];
     if (DECAY && p.from < p.to)
-        fast_keep(next, SP, (int)min((int64_t)CHUNK, p.chain.count - (p.to - 1) * CHUNK), s.slot0, end);
+        fast_keep(next, SP, (int)min((int64_t)CHUNK, p.chain.count - (p.to - 1) * CHUNK), s.at, end);
     for (int64_t chunk = p.to - 1; chunk >= p.from; chunk--) {
         const int stage = F::STAGES == 2 ? (int)((p.to - 1 - chunk) & 1) : 0;
         if (DECAY) {
@@ -368,12 +372,12 @@ static __global__ void __launch_bounds__(256, 1) fast_backward_kernel(bla_call c
 #pragma unroll
             for (int m = 0; m < F::MT; m++) kept[m][0] *= end[m][0], kept[m][1] *= end[m][1];
         }
-        if (!F::SHARES) fast_copy_out<D>(d_slots, s.d_slots, s.slot0);
+        if (!F::SHARES) fast_copy_out<D>(d_slots, s.d_slots, s.at);
         copy_async_wait<0>();
         __syncthreads();
         if (F::STAGES == 2 && chunk > p.from) {
             next = backward_load<F, DECAY>(c, r, p, chunk - 1, s, 1 - stage);
-            if (DECAY) fast_keep(next, SP, CHUNK, s.slot0, end); /* arrives long before it is needed */
+            if (DECAY) fast_keep(next, SP, CHUNK, s.at, end); /* arrives long before it is needed */
         }
         float d_tokens[F::NT][4];
         tile_zero(d_tokens);
@@ -389,7 +393,7 @@ static __global__ void __launch_bounds__(256, 1) fast_backward_kernel(bla_call c
             __syncthreads();
         }
         if (DECAY && r.segments > 1 && chunk == part_from) { /* the first chunk of a part */
-            if (s.side == 0) fast_keep_store(kept, r.keeps + (p.unit + part) * SP, s.slot0);
+            if (s.side == 0) fast_keep_store(kept, r.keeps + (p.unit + part) * SP, s.at);
 #pragma unroll
             for (int m = 0; m < F::MT; m++) kept[m][0] = kept[m][1] = 1.0f;
             part--, part_from -= each;
@@ -397,16 +401,16 @@ static __global__ void __launch_bounds__(256, 1) fast_backward_kernel(bla_call c
         if (chunk == p.from) break;
         if (F::STAGES == 1) {
             next = backward_load<F, DECAY>(c, r, p, chunk - 1, s, 0);
-            if (DECAY) fast_keep(next, SP, CHUNK, s.slot0, end);
+            if (DECAY) fast_keep(next, SP, CHUNK, s.at, end);
         }
         backward_load_slots<F, DECAY>(c, r, p, chunk - 1, next, s);
     }
     if (r.segments > 1) {
-        fast_state_store<SP>(d_slots, r.states + p.unit * 2 * SP * D, s.side, s.slot0);
+        fast_state_store<D, SP>(d_slots, r.states + p.unit * 2 * SP * D, s.side, s.at);
     } else if (c.d_in.k) {
         float *to = s.side ? c.d_in.v + p.chain.b * c.d_in.stride_v + p.chain.h * c.S * c.Dv
                            : c.d_in.k + p.chain.b * c.d_in.stride_k + p.chain.h * c.S * c.Dk;
-        fast_slots_store(d_slots, to, c.S, width, s.slot0, 1.0f / unit);
+        fast_slots_store(d_slots, to, c.S, width, s.at, 1.0f / unit);
     }
 }
 

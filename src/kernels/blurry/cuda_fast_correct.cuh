@@ -14,8 +14,8 @@ template <int D_, int SP_> struct correct_form {
 
 /* The gradient of the slots after the part, from what the later segments add to it. */
 template <typename F, bool DECAY>
-static __device__ inline void correct_begin(const fast_run &r, const fast_place &p, int side, int slot0,
-                                            float (&x)[F::MT][F::NT][4])
+static __device__ inline void correct_begin(const fast_run &r, const fast_place &p, int side,
+                                            fast_corner corner, float (&x)[F::MT][F::NS][4])
 {
     const int64_t floats = 2 * F::SP * F::D, first = p.unit - p.part; /* the segment's first unit */
 #pragma unroll
@@ -23,12 +23,12 @@ static __device__ inline void correct_begin(const fast_run &r, const fast_place 
     for (int64_t s = r.scanned ? p.segment : r.segments - 1; s >= p.segment + (r.scanned ? 0 : 1); s--) {
         int64_t at = first + (s - p.segment) * r.parts;
         if (DECAY && !r.scanned && s < r.segments - 1)
-            for (int64_t i = 0; i < r.parts; i++) fast_keep_scale(x, r.keeps + (at + i) * F::SP, slot0);
-        fast_state_add<F::SP>(x, r.states + at * floats, side, slot0);
+            for (int64_t i = 0; i < r.parts; i++) fast_keep_scale(x, r.keeps + (at + i) * F::SP, corner);
+        fast_state_add<F::D, F::SP>(x, r.states + at * floats, side, corner);
     }
     if (DECAY)
         for (int64_t i = p.part + 1; i < r.parts; i++)
-            fast_keep_scale(x, r.keeps + (first + i) * F::SP, slot0);
+            fast_keep_scale(x, r.keeps + (first + i) * F::SP, corner);
 }
 
 /* x += 16 rows of a tile. */
@@ -71,33 +71,35 @@ static __device__ inline const char *correct_load(const bla_call &c, const fast_
 /* grid: chains * (r.segments - 1) * r.parts blocks. The first part of each chain also stores the gradient of
  * the slots on entry. */
 template <int D, int SP, bool DECAY>
-static __global__ void __launch_bounds__(256, 1) fast_correct_kernel(bla_call c, fast_run r)
+static __global__ void __launch_bounds__(256, (backward_form<D, SP>::BLOCKS))
+    fast_correct_kernel(bla_call c, fast_run r)
 {
     typedef backward_form<D, SP> F;
     typedef correct_form<D, SP> M;
     CUDA_DYNAMIC_SHARED(char, shared);
     const fast_place p = fast_place_of(c, r, blockIdx.x, r.segments - 1, true);
-    const int side = threadIdx.x / 128, rows = threadIdx.x / 32 % 4, slot0 = rows * 16 * F::MT;
+    const int side = threadIdx.x / 128, rows = threadIdx.x / 32 % 4;
+    const fast_corner corner = fast_corner_of<D, SP>(rows);
     const int width = side ? c.Dv : c.Dk;
     const float unit = DECAY ? ENTRY_UNIT : 1.0f;
     char *d_slots = shared + side * M::SLOTS, *stages = shared + 2 * M::SLOTS;
-    float x[F::MT][F::NT][4];
+    float x[F::MT][F::NS][4];
     const char *next = p.from < p.to ? correct_load<D, SP, DECAY>(c, r, p, p.to - 1, stages, 0) : NULL;
-    correct_begin<F, DECAY>(r, p, side, slot0, x);
+    correct_begin<F, DECAY>(r, p, side, corner, x);
     float end[F::MT][2]; /* what the slots keep over the chunk: fetched one chunk ahead */
     if (DECAY && p.from < p.to)
-        fast_keep(next, SP, (int)min((int64_t)CHUNK, p.chain.count - (p.to - 1) * CHUNK), slot0, end);
+        fast_keep(next, SP, (int)min((int64_t)CHUNK, p.chain.count - (p.to - 1) * CHUNK), corner, end);
     for (int64_t chunk = p.to - 1; chunk >= p.from; chunk--) {
         int stage = (int)((p.to - 1 - chunk) & 1),
             n = (int)min((int64_t)CHUNK, p.chain.count - chunk * CHUNK);
         char *table = stages + stage * M::STAGE, *tile = table + M::TABLE + side * M::TOKENS;
         if (DECAY) fast_rows_scale(x, end);
-        if (DECAY || chunk == p.to - 1) fast_copy_out<D>(x, d_slots, slot0);
+        if (DECAY || chunk == p.to - 1) fast_copy_out<D>(x, d_slots, corner);
         copy_async_wait<0>();
         __syncthreads();
         if (chunk > p.from) {
             next = correct_load<D, SP, DECAY>(c, r, p, chunk - 1, stages + (1 - stage) * M::STAGE, 1 - stage);
-            if (DECAY) fast_keep(next, SP, CHUNK, slot0, end);
+            if (DECAY) fast_keep(next, SP, CHUNK, corner, end);
         }
         float y[F::NT][4];
         tile_zero(y);
@@ -113,9 +115,9 @@ static __global__ void __launch_bounds__(256, 1) fast_correct_kernel(bla_call c,
 #pragma unroll
         for (int m = 0; m < F::MT; m++) tile_zero(x[m]);
     }
-    fast_state_add<SP>(x, r.scanned ? r.start + p.index * 2 * SP * D : r.states + p.unit * 2 * SP * D, side,
-                       slot0);
-    fast_slots_store(x, to, c.S, width, slot0, unit);
+    fast_state_add<D, SP>(x, r.scanned ? r.start + p.index * 2 * SP * D : r.states + p.unit * 2 * SP * D,
+                          side, corner);
+    fast_slots_store(x, to, c.S, width, corner, unit);
 }
 
 #endif

@@ -11,9 +11,9 @@
 template <int D_, int SP_, int SPLIT_, bool READ_> struct forward_form {
     static constexpr int D = D_, SP = SP_, SPLIT = SPLIT_;
     static constexpr int THREADS = 128 * SPLIT, WARPS = 4 * SPLIT;
-    static constexpr int SHARE = SP / SPLIT;       /* slots a warp reads */
-    static constexpr int MT = SP / 64, NT = D / 8; /* fragments of a warp's quarter of the slots */
-    static constexpr int OWN = 2 / SPLIT;          /* of K and V: both, or one per share */
+    static constexpr int SHARE = SP / SPLIT; /* slots a warp reads */
+    static constexpr int MT = fast_share<D, SP>::MT, NT = fast_share<D, SP>::NT;
+    static constexpr int OWN = 2 / SPLIT; /* of K and V: both, or one per share */
     static constexpr int UD = tile_units(D), US = tile_units(SP);
     static constexpr int TOKENS = tile_bytes(CHUNK, D), SLOTS = tile_bytes(SP, D),
                          TABLE = tile_bytes(CHUNK, SP);
@@ -269,21 +269,21 @@ static __device__ inline void forward_read(const bla_call &c, const fast_place &
 /* A warp's slots of K or V: accumulators += P^T tokens. */
 template <typename F>
 static __device__ inline void forward_write(float (&x)[F::MT][F::NT][4], const char *table,
-                                            const char *tokens, int slot0)
+                                            const char *tokens, fast_corner at)
 {
 #pragma unroll
     for (int k = 0; k < CHUNK; k += 16) {
         uint32_t a[F::MT][4];
 #pragma unroll
-        for (int m = 0; m < F::MT; m++) tile_a_trans<F::US>(a[m], table, slot0 + 16 * m, k);
-        tile_mma_blocks<F::UD>(x, a, tokens, k, 0);
+        for (int m = 0; m < F::MT; m++) tile_a_trans<F::US>(a[m], table, at.slot + 16 * m, k);
+        tile_mma_blocks<F::UD>(x, a, tokens, k, at.column);
     }
 }
 
 /* The state before the block's first chunk, K (which = 0) or V. */
 template <typename F, bool DECAY>
 static __device__ inline void forward_begin(const bla_call &c, const fast_run &r, const fast_place &p,
-                                            bool increments, int which, int slot0,
+                                            bool increments, int which, fast_corner at,
                                             float (&x)[F::MT][F::NT][4])
 {
     constexpr int64_t floats = 2 * F::SP * F::D;
@@ -292,35 +292,35 @@ static __device__ inline void forward_begin(const bla_call &c, const fast_run &r
     bool given = c.in.k && p.unit == first;
     bool copied = r.segments > 1 && !increments; /* the caller's memory may already hold the slots on exit */
     const float *from = which ? c.in.v + p.chain.b * c.in.stride_v : c.in.k + p.chain.b * c.in.stride_k;
-    fast_slots_load(x, given && !copied ? from + p.chain.h * c.S * width : NULL, c.S, width, slot0,
+    fast_slots_load(x, given && !copied ? from + p.chain.h * c.S * width : NULL, c.S, width, at,
                     DECAY ? ENTRY_UNIT : 1.0f);
     if (given && r.segments > 1) {
         float *start = r.start + p.index * floats;
         if (increments)
-            fast_state_store<F::SP>(x, start, which, slot0);
+            fast_state_store<F::D, F::SP>(x, start, which, at);
         else
-            fast_state_add<F::SP>(x, start, which, slot0);
+            fast_state_add<F::D, F::SP>(x, start, which, at);
     }
     if (increments || p.unit == first) return;
     for (int64_t u = r.scanned ? p.unit : first; u < p.unit + (r.scanned ? 1 : 0); u++) {
-        if (DECAY && u > first && !r.scanned) fast_keep_scale(x, r.keeps + u * F::SP, slot0);
-        fast_state_add<F::SP>(x, r.states + u * floats, which, slot0);
+        if (DECAY && u > first && !r.scanned) fast_keep_scale(x, r.keeps + u * F::SP, at);
+        fast_state_add<F::D, F::SP>(x, r.states + u * floats, which, at);
     }
 }
 
 /* The state after the block's last chunk: to the workspace, or to the caller from the last segment. */
 template <typename F, bool DECAY>
 static __device__ inline void forward_end(const bla_call &c, const fast_run &r, const fast_place &p,
-                                          bool increments, int which, int slot0,
+                                          bool increments, int which, fast_corner at,
                                           const float (&kept)[F::MT][2], const float (&x)[F::MT][F::NT][4])
 {
     const int width = which ? c.Dv : c.Dk;
     if (increments) {
-        fast_state_store<F::SP>(x, r.states + p.unit * 2 * F::SP * F::D, which, slot0);
-        if (DECAY && which == 0) fast_keep_store(kept, r.keeps + p.unit * F::SP, slot0);
+        fast_state_store<F::D, F::SP>(x, r.states + p.unit * 2 * F::SP * F::D, which, at);
+        if (DECAY && which == 0) fast_keep_store(kept, r.keeps + p.unit * F::SP, at);
     } else if (c.out.k && p.segment == r.segments - 1) {
         float *to = which ? c.out.v + p.chain.b * c.out.stride_v : c.out.k + p.chain.b * c.out.stride_k;
-        fast_slots_store(x, to + p.chain.h * c.S * width, c.S, width, slot0, DECAY ? ENTRY_START : 1.0f);
+        fast_slots_store(x, to + p.chain.h * c.S * width, c.S, width, at, DECAY ? ENTRY_START : 1.0f);
     }
 }
 
@@ -350,7 +350,8 @@ static __global__ void __launch_bounds__(128 * SPLIT, SPLIT == 1 ? 2 : 1)
     float *exchange = (float *)(shared + 2 * F::SLOTS);
     const fast_place p =
         fast_place_of(c, r, blockIdx.x, increments ? r.segments - 1 : r.segments, increments);
-    const int warp = threadIdx.x / 32, slot0 = warp % 4 * 16 * F::MT, share = warp / 4;
+    const int warp = threadIdx.x / 32, share = warp / 4;
+    const fast_corner at = fast_corner_of<D, SP>(warp % 4);
     /* Late rows have more to do than early ones: neighbouring blocks deal them out in opposite order. */
     const int rows = (blockIdx.x / r.spread + share) & 1 ? 3 - warp % 4 : warp % 4;
     float x[F::OWN][F::MT][F::NT][4], kept[F::MT][2]; /* K and V, or one of them */
@@ -360,8 +361,8 @@ static __global__ void __launch_bounds__(128 * SPLIT, SPLIT == 1 ? 2 : 1)
     const bool copies = READ || r.saved;
 #pragma unroll
     for (int i = 0; i < F::OWN; i++) {
-        forward_begin<F, DECAY>(c, r, p, increments, i + share, slot0, x[i]);
-        if (copies) fast_copy_out<D>(x[i], slots_k + (i + share) * F::SLOTS, slot0);
+        forward_begin<F, DECAY>(c, r, p, increments, i + share, at, x[i]);
+        if (copies) fast_copy_out<D>(x[i], slots_k + (i + share) * F::SLOTS, at);
     }
     for (int64_t chunk = p.from; chunk < p.to; chunk++) {
         const int stage = F::STAGES == 2 ? (int)((chunk - p.from) & 1) : 0;
@@ -391,13 +392,13 @@ static __global__ void __launch_bounds__(128 * SPLIT, SPLIT == 1 ? 2 : 1)
             }
         float end[F::MT][2];
         if (DECAY) {
-            fast_keep(entry, SP, (int)min((int64_t)CHUNK, p.chain.count - chunk * CHUNK), slot0, end);
+            fast_keep(entry, SP, (int)min((int64_t)CHUNK, p.chain.count - chunk * CHUNK), at, end);
 #pragma unroll
             for (int m = 0; m < F::MT; m++) kept[m][0] *= end[m][0], kept[m][1] *= end[m][1];
         }
 #pragma unroll
         for (int i = 0; i < F::OWN; i++) {
-            forward_write<F>(x[i], t.p, i + share == 0 ? t.k : t.v, slot0);
+            forward_write<F>(x[i], t.p, i + share == 0 ? t.k : t.v, at);
             if (DECAY) fast_rows_scale(x[i], end);
         }
         __syncthreads();
@@ -405,10 +406,10 @@ static __global__ void __launch_bounds__(128 * SPLIT, SPLIT == 1 ? 2 : 1)
             next = forward_load<F, READ, DECAY>(c, r, p, chunk + 1, shared, 0);
         if (copies)
 #pragma unroll
-            for (int i = 0; i < F::OWN; i++) fast_copy_out<D>(x[i], slots_k + (i + share) * F::SLOTS, slot0);
+            for (int i = 0; i < F::OWN; i++) fast_copy_out<D>(x[i], slots_k + (i + share) * F::SLOTS, at);
     }
 #pragma unroll
-    for (int i = 0; i < F::OWN; i++) forward_end<F, DECAY>(c, r, p, increments, i + share, slot0, kept, x[i]);
+    for (int i = 0; i < F::OWN; i++) forward_end<F, DECAY>(c, r, p, increments, i + share, at, kept, x[i]);
 }
 
 #endif

@@ -62,6 +62,7 @@ template <int D, int SP, bool DECAY> static const fast_kernels *kernels_of(void)
                                          SP,
                                          1,
                                          forward_form<D, SP, state_split(D, SP), false>::BLOCKS,
+                                         backward_form<D, SP>::BLOCKS,
                                          forward_launch<D, SP, DECAY>,
                                          backward_launch<D, SP, DECAY>,
                                          read_of<D, SP, DECAY>()};
@@ -70,6 +71,7 @@ template <int D, int SP, bool DECAY> static const fast_kernels *kernels_of(void)
 
 template <int D> static const fast_kernels *kernels_for(int slots, int decay)
 {
+    if (slots == 32) return decay ? kernels_of<D, 32, true>() : kernels_of<D, 32, false>();
     if (slots == 64) return decay ? kernels_of<D, 64, true>() : kernels_of<D, 64, false>();
     if (slots == 128) return decay ? kernels_of<D, 128, true>() : kernels_of<D, 128, false>();
     return NULL;

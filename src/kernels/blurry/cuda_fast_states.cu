@@ -136,15 +136,19 @@ static void states_launch(int D, const bla_call *call, const fast_run *run, cuda
                 dim3((unsigned)blocks), dim3(F::THREADS), F::SHARED, stream, *call, *run, D);
 }
 
+template <int SP>
+static void states_launch_columns(int columns, int D, const bla_call *call, const fast_run *run,
+                                  cudaStream_t stream)
+{
+    (columns == 16   ? states_launch<SP, 16>
+     : columns == 32 ? states_launch<SP, 32>
+                     : states_launch<SP, 64>)(D, call, run, stream);
+}
+
 void fast_states(const fast_kernels *k, int columns, const bla_call *call, const fast_run *run,
                  cudaStream_t stream)
 {
-    if (k->SP == 64)
-        (columns == 16   ? states_launch<64, 16>
-         : columns == 32 ? states_launch<64, 32>
-                         : states_launch<64, 64>)(k->D, call, run, stream);
-    else
-        (columns == 16   ? states_launch<128, 16>
-         : columns == 32 ? states_launch<128, 32>
-                         : states_launch<128, 64>)(k->D, call, run, stream);
+    (k->SP == 32   ? states_launch_columns<32>
+     : k->SP == 64 ? states_launch_columns<64>
+                   : states_launch_columns<128>)(columns, k->D, call, run, stream);
 }

@@ -39,7 +39,7 @@ const fast_kernels *fast_find(const bla_shape *s)
             if (!same && fast_gates_range(s->S, s->period[h], ENTRY_GATE_LEAST) < -1.8 * ENTRY_SCALE)
                 return NULL;
         }
-    int slots = s->S <= 64 ? 64 : 128;
+    int slots = s->S <= 32 ? 32 : s->S <= 64 ? 64 : 128;
     return widest <= 32   ? fast_kernels_32(slots, s->decay)
            : widest <= 64 ? fast_kernels_64(slots, s->decay)
                           : fast_kernels_128(slots, s->decay);
