@@ -32,10 +32,28 @@ static void trim_pool(void)
         (void)cudaMemPoolTrimTo(pool, 0);
 }
 
+/* Whether it can be there. Asked before large pieces are taken: the pool would first map all memory there is,
+ * which takes minutes. */
+static bool may_fit(size_t bytes)
+{
+    enum { LARGE = 1 << 30 };
+    int current = 0;
+    cudaMemPool_t pool;
+    size_t available = 0, total = 0;
+    uint64_t held = 0, used = 0;
+    if (bytes < LARGE) return true;
+    cudaError_t error = cudaMemGetInfo(&available, &total);
+    if (error == cudaSuccess) error = cudaGetDevice(&current);
+    if (error == cudaSuccess) error = cudaDeviceGetDefaultMemPool(&pool, current);
+    if (error == cudaSuccess) error = cudaMemPoolGetAttribute(pool, cudaMemPoolAttrReservedMemCurrent, &held);
+    if (error == cudaSuccess) error = cudaMemPoolGetAttribute(pool, cudaMemPoolAttrUsedMemCurrent, &used);
+    return error != cudaSuccess || bytes <= available + (held - used);
+}
+
 cudaError_t cuda_stream_take(cuda_stream *s, size_t bytes, void **memory)
 {
     *memory = NULL;
-    if (bytes > SIZE_MAX / 2) return cudaErrorMemoryAllocation;
+    if (bytes > SIZE_MAX / 2 || !may_fit(bytes)) return cudaErrorMemoryAllocation;
     cudaError_t error = cudaMallocAsync(memory, bytes, s->queue);
     if (error == cudaErrorMemoryAllocation) {
         (void)cudaGetLastError();

@@ -18,7 +18,11 @@ static void cpu_destroy(device *dev)
 static blurry_status cpu_alloc(device *dev, size_t bytes, const char *what, void **memory)
 {
     (void)dev;
-    return memory_alloc(memory, bytes, 1, what);
+    if (memory_alloc(memory, bytes, 1, what) == BLURRY_OK) return BLURRY_OK;
+    return status_fail(
+        BLURRY_E_MEMORY,
+        "%s: %zu bytes do not fit in this machine's memory; make batch, length or width smaller", what,
+        bytes);
 }
 
 static void cpu_release(device *dev, void *memory)

@@ -180,6 +180,12 @@ cudaError_t cudaMemPoolSetAttribute(cudaMemPool_t, enum cudaMemPoolAttr, void *)
 {
     return emulator_outcome();
 }
+/* It keeps nothing. */
+cudaError_t cudaMemPoolGetAttribute(cudaMemPool_t, enum cudaMemPoolAttr, void *value)
+{
+    *(uint64_t *)value = 0;
+    return emulator_outcome();
+}
 cudaError_t cudaMemPoolTrimTo(cudaMemPool_t, size_t)
 {
     return emulator_outcome();
