@@ -57,14 +57,23 @@ int collective_available(int processes)
     return nccl.found && cudaGetDeviceCount(&gpus) == cudaSuccess && gpus >= processes;
 }
 
+static blurry_status need_library(void)
+{
+    pthread_once(&once, find);
+    return nccl.found ? BLURRY_OK : status_fail(BLURRY_E_UNSUPPORTED, "NCCL is not here: install libnccl2");
+}
+
 blurry_status collective_id(char id[COLLECTIVE_ID])
 {
+    STATUS_TRY(need_library());
     return status_of(nccl.id((ncclUniqueId *)id), "making a group");
 }
 
 blurry_status collective_open(collective **c, const char id[COLLECTIVE_ID], int rank, int size)
 {
     ncclUniqueId group;
+    *c = NULL;
+    STATUS_TRY(need_library());
     memcpy(&group, id, sizeof group);
     *c = (collective *)calloc(1, sizeof **c);
     if (!*c) return status_fail(BLURRY_E_MEMORY, "NCCL: out of memory");
