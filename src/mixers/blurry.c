@@ -19,10 +19,9 @@ typedef struct blurry_tensors {
 } blurry_tensors;
 
 /* What the operator writes: at the rows of its queries. */
-static mixer_picked blurry_take_rows(const mixer_pass *p, mixer_layout *m, mixer_cursor *cursor, int picks,
-                                     int64_t width)
+static mixer_picked blurry_take_rows(const mixer_pass *p, mixer_cursor *cursor, int picks, int64_t width)
 {
-    if (!picks) return mixer_take_picked(p, m, cursor, width);
+    if (!picks) return mixer_take_picked(p, cursor, width);
     void *wanted = mixer_take(p, cursor, p->row_count, width);
     return (mixer_picked){wanted, wanted};
 }
@@ -34,9 +33,9 @@ static mixer_layout blurry_layout(const mixer_pass *p, blurry_tensors *t)
     int64_t value = c->heads * c->dim_v;
     *t = (blurry_tensors){0};
     mixer_streams_layout(p, &m, 0, device_blurry_rows(p->layer->dev), &t->s);
-    t->o = blurry_take_rows(p, &m, &m.saved, t->s.picks, value);
+    t->o = blurry_take_rows(p, &m.saved, t->s.picks, value);
     if (p->keep) {
-        t->d_o = blurry_take_rows(p, &m, &m.work, t->s.picks, value);
+        t->d_o = blurry_take_rows(p, &m.work, t->s.picks, value);
         t->d_period = mixer_take_bytes(&m.work, (size_t)c->heads_kv * sizeof(double));
     }
     t->carried = mixer_take_bytes(&m.state, (size_t)p->B * blurry_attn_state_bytes(p->layer->plan));
@@ -106,7 +105,7 @@ static void blurry_forward(const mixer_pass *p)
         blurry_args core = blurry_core(p, &t);
         device_blurry_forward(p->layer->dev, &core);
     }
-    if (!t.s.picks) mixer_pick(p, &t.o, value);
+    mixer_pick(p, &t.o, value);
     mixer_output(p, t.o.wanted, value);
 }
 
@@ -129,9 +128,8 @@ static void blurry_backward(const mixer_pass *p)
     blurry_tensors t;
     blurry_layout(p, &t);
     blurry_args core = blurry_core(p, &t);
-    if (!t.s.picks) mixer_pick(p, &t.o, value);
     mixer_output_backward(p, t.o.wanted, value, t.d_o.wanted);
-    if (!t.s.picks) mixer_put(p, &t.d_o, value);
+    mixer_put(p, &t.d_o, value);
     device_blurry_backward(p->layer->dev, &core);
     if (p->layer->config.learned_period) blurry_add_period_gradient(p, t.d_period);
     mixer_streams_backward(p, &t.s, 0);

@@ -51,13 +51,13 @@ static mixer_layout gsa_layout(const mixer_pass *p, gsa_tensors *t)
     mixer_streams_layout(p, &m, 1, 0, &t->s);
     t->logit = mixer_take(p, &m.saved, rows, slots);
     t->gate = mixer_take(p, &m.saved, rows, slots);
-    t->o = mixer_take_picked(p, &m, &m.saved, value);
+    t->o = mixer_take_picked(p, &m.saved, value);
     t->rstd = mixer_take_statistics(p, &m.saved, wanted, 1);
     t->activated = mixer_take(p, &m.work, wanted, value);
     t->normed = mixer_take(p, &m.work, wanted, value);
     if (p->keep) {
         t->d_gate = mixer_take(p, &m.work, rows, slots);
-        t->d_o = mixer_take_picked(p, &m, &m.work, value);
+        t->d_o = mixer_take_picked(p, &m.work, value);
         t->d_normed = mixer_take(p, &m.work, wanted, value);
     }
     t->carried = mixer_take_statistics(p, &m.state, p->B * slots, c->dim_k + c->dim_v);
@@ -139,7 +139,6 @@ static void gsa_backward(const mixer_pass *p)
     slots_args core = gsa_core(p, &t);
     unary_args log_gate = gsa_log_gate(p, &t), activation = gsa_activation(p, &t);
     norm_args norm = gsa_norm(p, &t);
-    mixer_pick(p, &t.o, c->heads * c->dim_v);
     mixer_ops(p)->unary_forward(mixer_run(p), &activation); /* made again rather than kept */
     mixer_ops(p)->rmsnorm_forward(mixer_run(p), &norm);
     mixer_output_backward(p, t.normed, c->heads * c->dim_v, t.d_normed);

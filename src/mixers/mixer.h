@@ -125,6 +125,7 @@ typedef struct mixer_pass {
     int64_t row_count;           /* 0: y is wanted at all B L rows */
     const int64_t *rows;         /* [row_count] in device memory, ascending below B L */
     const int64_t *row_position; /* [row_count] their places in their sequences, rows[i] mod L */
+    const int64_t *row_place;    /* [B L] where in `rows` each row stands, -1: nowhere */
     /* Where many rows of x are equal (mixers that fold): x and d_x have each of them once, and the maps of x
      * are computed once for all. Not together with row_count. */
     int64_t x_rows;         /* 0: x has all B L rows */

@@ -47,45 +47,55 @@ void mixer_add_parameter(mixer_parameter_list *list, mixer_parameter slot, const
 }
 
 /* ---- rows ---- */
-mixer_picked mixer_take_picked(const mixer_pass *p, mixer_layout *m, mixer_cursor *all, int64_t width)
+mixer_picked mixer_take_picked(const mixer_pass *p, mixer_cursor *all, int64_t width)
 {
     mixer_picked t = {mixer_take(p, all, mixer_rows(p), width), NULL};
-    t.wanted = p->row_count ? mixer_take(p, &m->work, p->row_count, width) : t.all;
+    t.wanted = p->row_count ? mixer_take(p, all, p->row_count, width) : t.all;
     return t;
 }
 
 static rows_args wanted_rows(const mixer_pass *p, int64_t width)
 {
-    return (rows_args){.count = p->row_count, .total = mixer_rows(p), .width = width, .row = p->rows};
+    return (rows_args){
+        .count = p->row_count, .total = mixer_rows(p), .width = width, .row = p->rows, .place = p->row_place};
 }
 
 void mixer_pick(const mixer_pass *p, const mixer_picked *t, int64_t width)
 {
-    rows_args a = wanted_rows(p, width);
-    a.x = t->all, a.y = t->wanted;
-    if (p->row_count) mixer_ops(p)->rows_gather(mixer_run(p), &a);
+    int picked = t->wanted == t->all;
+    rows_args a = wanted_rows(p, picked ? p->layer->config.width : width);
+    if (!p->row_count || (picked && !p->residual)) return;
+    a.x = picked ? p->residual : t->all;
+    a.y = picked ? p->y : t->wanted;
+    if (!picked && p->residual)
+        a.other_width = p->layer->config.width, a.other_x = p->residual, a.other_y = p->y;
+    mixer_ops(p)->rows_gather(mixer_run(p), &a);
 }
 
 void mixer_put(const mixer_pass *p, const mixer_picked *t, int64_t width)
 {
     rows_args a = wanted_rows(p, width);
     a.x = t->wanted, a.y = t->all, a.clear = 1;
-    if (p->row_count) mixer_ops(p)->rows_scatter(mixer_run(p), &a);
+    if (t->wanted != t->all) mixer_ops(p)->rows_scatter(mixer_run(p), &a);
 }
 
-const void *mixer_wanted_x(const mixer_pass *p, void *memory)
+const void *mixer_take_x(const mixer_pass *p, mixer_layout *m)
+{
+    return p->row_count ? mixer_take(p, &m->saved, p->row_count, p->layer->config.width) : p->x;
+}
+
+void mixer_pick_x(const mixer_pass *p, const void *x)
 {
     rows_args a = wanted_rows(p, p->layer->config.width);
-    if (!p->row_count) return p->x;
-    a.x = p->x, a.y = memory;
-    mixer_ops(p)->rows_gather(mixer_run(p), &a);
-    return memory;
+    a.x = p->x, a.y = (void *)x;
+    if (p->row_count) mixer_ops(p)->rows_gather(mixer_run(p), &a);
 }
 
 void mixer_add_wanted_x(const mixer_pass *p, const void *d_x, int clear)
 {
     rows_args a = wanted_rows(p, p->layer->config.width);
     a.x = d_x, a.y = p->d_x, a.clear = clear;
+    if (!clear) a.place = NULL;
     if (p->row_count) mixer_ops(p)->rows_scatter(mixer_run(p), &a);
 }
 
@@ -186,13 +196,7 @@ void mixer_output(const mixer_pass *p, const void *o, int64_t in)
 {
     int64_t width = p->layer->config.width;
     linear_args a = map_of(p, mixer_wanted(p), MIXER_O, o, in, width);
-    a.residual = p->residual, a.y = p->y;
-    if (p->residual && p->row_count) {
-        rows_args beside = wanted_rows(p, width);
-        beside.x = p->residual, beside.y = p->y;
-        mixer_ops(p)->rows_gather(mixer_run(p), &beside);
-        a.residual = p->y;
-    }
+    a.residual = p->residual && p->row_count ? p->y : p->residual, a.y = p->y;
     mixer_ops(p)->linear_forward(mixer_run(p), &a);
 }
 
@@ -215,15 +219,15 @@ void mixer_gated_layout(const mixer_pass *p, mixer_layout *m, mixer_gated *g)
     const mixer_config *c = &p->layer->config;
     int64_t rows = mixer_wanted(p), value = c->heads * c->dim_v;
     *g = (mixer_gated){0};
-    g->o = mixer_take_picked(p, m, &m->saved, value);
+    g->o = mixer_take_picked(p, &m->saved, value);
     g->gate = mixer_take(p, &m->saved, rows, value);
     g->rstd = mixer_take_statistics(p, &m->saved, rows, c->heads);
     g->normed = mixer_take(p, &m->work, rows, value);
-    g->x = mixer_take(p, &m->work, p->row_count, c->width);
+    g->x = mixer_take_x(p, m);
     if (!p->keep) return;
     g->d_normed = mixer_take(p, &m->work, rows, value);
     g->d_gate = mixer_take(p, &m->work, rows, value);
-    g->d_o = mixer_take_picked(p, m, &m->work, value);
+    g->d_o = mixer_take_picked(p, &m->work, value);
     g->d_x = p->row_count ? mixer_take(p, &m->work, p->row_count, c->width) : p->d_x;
 }
 
@@ -251,7 +255,8 @@ void mixer_gated_forward(const mixer_pass *p, const mixer_gated *g)
     int64_t value = c->heads * c->dim_v;
     headnorm_args norm = gated_norm(p, g);
     mixer_pick(p, &g->o, value);
-    mixer_linear_rows(p, mixer_wanted(p), MIXER_GATE, mixer_wanted_x(p, g->x), c->width, value, g->gate);
+    mixer_pick_x(p, g->x);
+    mixer_linear_rows(p, mixer_wanted(p), MIXER_GATE, g->x, c->width, value, g->gate);
     mixer_ops(p)->headnorm_forward(mixer_run(p), &norm);
     mixer_output(p, g->normed, value);
 }
@@ -261,12 +266,10 @@ void mixer_gated_backward(const mixer_pass *p, const mixer_gated *g)
     const mixer_config *c = &p->layer->config;
     int64_t value = c->heads * c->dim_v;
     headnorm_args norm = gated_norm(p, g);
-    mixer_pick(p, &g->o, value);
     mixer_ops(p)->headnorm_forward(mixer_run(p), &norm); /* cheaper to make again than to keep */
     mixer_output_backward(p, g->normed, value, g->d_normed);
     mixer_ops(p)->headnorm_backward(mixer_run(p), &norm);
     mixer_put(p, &g->d_o, value);
-    mixer_linear_rows_backward(p, mixer_wanted(p), MIXER_GATE, mixer_wanted_x(p, g->x), g->d_gate, c->width,
-                               value, g->d_x, 0);
+    mixer_linear_rows_backward(p, mixer_wanted(p), MIXER_GATE, g->x, g->d_gate, c->width, value, g->d_x, 0);
     mixer_add_wanted_x(p, g->d_x, 1);
 }

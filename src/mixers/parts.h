@@ -48,12 +48,14 @@ typedef struct mixer_picked {
     void *all, *wanted;
 } mixer_picked;
 
-/* `wanted` lies in the work memory: it does not live from forward to backward. */
-mixer_picked mixer_take_picked(const mixer_pass *p, mixer_layout *m, mixer_cursor *all, int64_t width);
-void mixer_pick(const mixer_pass *p, const mixer_picked *t, int64_t width); /* wanted = those rows of all */
-void mixer_put(const mixer_pass *p, const mixer_picked *t, int64_t width);  /* back, the other rows 0 */
-/* x at the wanted rows: p->x, or copied to `memory` [row_count, d]. */
-const void *mixer_wanted_x(const mixer_pass *p, void *memory);
+/* Both of them lie where `all` points to. */
+mixer_picked mixer_take_picked(const mixer_pass *p, mixer_cursor *all, int64_t width);
+/* Forward: wanted = those rows of all, y = those rows of the residual. */
+void mixer_pick(const mixer_pass *p, const mixer_picked *t, int64_t width);
+void mixer_put(const mixer_pass *p, const mixer_picked *t, int64_t width); /* back, the other rows 0 */
+/* x at the wanted rows: p->x, or memory for them that mixer_pick_x fills in forward. */
+const void *mixer_take_x(const mixer_pass *p, mixer_layout *m);
+void mixer_pick_x(const mixer_pass *p, const void *x);
 /* Adds d_x [row_count, d] to those rows of p->d_x, which is 0 before where `clear` is set. Nothing to do
  * where all rows are wanted: the gradient is there already. */
 void mixer_add_wanted_x(const mixer_pass *p, const void *d_x, int clear);
@@ -96,9 +98,10 @@ void mixer_output_backward(const mixer_pass *p, const void *o, int64_t in, void 
 /* ---- streams q [B,L,H,Dk], k [B,L,Hkv,Dk], v [B,L,Hkv,Dv]: W x, short convolution, SiLU, RoPE ---- */
 enum { STREAM_Q, STREAM_K, STREAM_V, STREAMS };
 typedef struct mixer_streams {
-    int silu;               /* whether the mixer puts a SiLU of its own after W x or after the convolution */
-    int picks;              /* whether q has the wanted rows only: q, d_q [row_count, H, Dk] */
-    void *x, *d_x;          /* [row_count, d] where it picks */
+    int silu;      /* whether the mixer puts a SiLU of its own after W x or after the convolution */
+    int picks;     /* whether q has the wanted rows only: q, d_q [row_count, H, Dk] */
+    const void *x; /* [row_count, d] where it picks */
+    void *d_x;
     void *folded[STREAMS];  /* [x_rows, ..] W x, then its gradient, where x has equal rows once */
     void *raw[STREAMS];     /* W x */
     void *mid[STREAMS];     /* after the convolution */
@@ -123,7 +126,8 @@ void mixer_streams_backward(const mixer_pass *p, const mixer_streams *s, int add
 typedef struct mixer_gated {
     mixer_picked o, d_o; /* [rows, H, Dv]; o.all is written by the core, d_o.all read by its backward */
     void *gate, *rstd, *normed, *d_normed, *d_gate; /* at the wanted rows */
-    void *x, *d_x;                                  /* [row_count, d] */
+    const void *x;                                  /* at the wanted rows */
+    void *d_x;
 } mixer_gated;
 
 void mixer_gated_parameters(const mixer_config *c, mixer_parameter_list *list);

@@ -44,10 +44,10 @@ static mixer_layout s4d_layout(const mixer_pass *p, s4d_tensors *t)
     int64_t rows = mixer_rows(p);
     *t = (s4d_tensors){0};
     if (c->conv) t->input = mixer_take(p, &m.saved, rows, c->width);
-    t->scanned = mixer_take_picked(p, &m, &m.saved, c->width);
+    t->scanned = mixer_take_picked(p, &m.saved, c->width);
     t->activated = mixer_take(p, &m.work, mixer_wanted(p), c->width);
     if (p->keep) {
-        t->d_scanned = mixer_take_picked(p, &m, &m.work, c->width);
+        t->d_scanned = mixer_take_picked(p, &m.work, c->width);
         if (c->conv) t->d_input = mixer_take(p, &m.work, rows, c->width);
     }
     if (c->conv) t->carried_conv = mixer_take_statistics(p, &m.state, p->B * (MIXER_CONV_TAPS - 1), c->width);
@@ -114,7 +114,6 @@ static void s4d_backward(const mixer_pass *p)
     ssm_args core = s4d_core(p, &t);
     conv_args conv = s4d_conv(p, &t);
     unary_args activation = s4d_activation(p, &t);
-    mixer_pick(p, &t.scanned, p->layer->config.width);
     mixer_ops(p)->unary_forward(mixer_run(p), &activation);
     mixer_output_backward(p, t.activated, p->layer->config.width, t.d_scanned.wanted);
     mixer_ops(p)->unary_backward(mixer_run(p), &activation);

@@ -56,10 +56,10 @@ static mixer_layout softmax_layout(const mixer_pass *p, softmax_tensors *t)
     int64_t rows = mixer_rows(p), carried = p->B * softmax_capacity(p->layer);
     *t = (softmax_tensors){0};
     mixer_streams_layout(p, &m, 0, 0, &t->s);
-    t->o = mixer_take_picked(p, &m, &m.saved, c->heads * c->dim_v);
+    t->o = mixer_take_picked(p, &m.saved, c->heads * c->dim_v);
     if (p->keep) {
         t->lse = mixer_take_statistics(p, &m.saved, rows, c->heads);
-        t->d_o = mixer_take_picked(p, &m, &m.work, c->heads * c->dim_v);
+        t->d_o = mixer_take_picked(p, &m.work, c->heads * c->dim_v);
     }
     t->cache_k = mixer_take_statistics(p, &m.state, carried, c->heads_kv * c->dim_k);
     t->cache_v = mixer_take_statistics(p, &m.state, carried, c->heads_kv * c->dim_v);
@@ -95,7 +95,6 @@ static void softmax_backward(const mixer_pass *p)
     softmax_tensors t;
     softmax_layout(p, &t);
     attention_args core = softmax_core(p, &t);
-    mixer_pick(p, &t.o, value);
     mixer_output_backward(p, t.o.wanted, value, t.d_o.wanted);
     mixer_put(p, &t.d_o, value);
     mixer_ops(p)->attention_backward(mixer_run(p), &core);

@@ -63,7 +63,7 @@ void mixer_streams_layout(const mixer_pass *p, mixer_layout *m, int silu, int pi
         s->d_raw[i] = c->conv ? mixer_take(p, &m->work, rows[i], width[i]) : s->d_out[i];
     for (int i = 0; i < STREAMS && p->x_rows; i++)
         s->folded[i] = mixer_take(p, &m->work, p->x_rows, width[i]);
-    if (s->picks) s->x = mixer_take(p, &m->work, p->row_count, c->width);
+    if (s->picks) s->x = mixer_take_x(p, m);
     if (s->picks && p->keep) s->d_x = mixer_take(p, &m->work, p->row_count, c->width);
     if (may_join(p, s)) s->d_joined = mixer_take(p, &m->work, mixer_rows(p), STREAMS * width[0]);
 }
@@ -173,9 +173,10 @@ void mixer_streams_forward(const mixer_pass *p, const mixer_streams *s)
     mixer_maps maps = stream_maps(p, s, width);
     mixer_maps_forward(p, &maps, p->x);
     stream_unfold(p, s, 0);
-    if (s->picks)
-        mixer_linear_rows(p, p->row_count, MIXER_Q, mixer_wanted_x(p, s->x), c->width, width[STREAM_Q],
-                          s->raw[STREAM_Q]);
+    if (s->picks) {
+        mixer_pick_x(p, s->x);
+        mixer_linear_rows(p, p->row_count, MIXER_Q, s->x, c->width, width[STREAM_Q], s->raw[STREAM_Q]);
+    }
     for (int i = 0; i < STREAMS; i++) {
         conv_args conv = stream_conv(p, s, i);
         unary_args silu = stream_silu(p, s, i);
@@ -217,7 +218,7 @@ void mixer_streams_backward(const mixer_pass *p, const mixer_streams *s, int add
     stream_unfold(p, s, 1);
     mixer_maps_backward(p, &maps, p->x, p->d_x, add);
     if (!s->picks) return;
-    mixer_linear_rows_backward(p, p->row_count, MIXER_Q, mixer_wanted_x(p, s->x), s->d_raw[STREAM_Q],
-                               c->width, width[STREAM_Q], s->d_x, 0);
+    mixer_linear_rows_backward(p, p->row_count, MIXER_Q, s->x, s->d_raw[STREAM_Q], c->width, width[STREAM_Q],
+                               s->d_x, 0);
     mixer_add_wanted_x(p, s->d_x, 0);
 }

@@ -95,16 +95,13 @@ static void end_branch(block_pass *p, norm_args *norm, int64_t wanted)
     const void *beside = own_work(p)->d_stream;
     int64_t d = net->model->width;
     device_side_wait(net->dev, !p->turn);
-    if (wanted) device_copy(net->dev, net->normed, beside, (size_t)(wanted * d) * net->dev->element);
-    norm->d_residual = wanted ? NULL : beside;
+    if (wanted && beside == norm->d_x) {
+        device_copy(net->dev, net->normed, beside, (size_t)(wanted * d) * net->dev->element);
+        beside = net->normed;
+    }
+    norm->d_residual = beside;
+    norm->residual_place = wanted ? net->row_place : NULL;
     norm_backward(p, norm);
-    if (wanted)
-        net->dev->ops->rows_scatter(&net->dev->run, &(rows_args){.count = wanted,
-                                                                 .total = p->rows,
-                                                                 .width = d,
-                                                                 .row = net->rows,
-                                                                 .x = net->normed,
-                                                                 .y = norm->d_x});
     device_side_mark(net->dev, p->turn);
     p->turn = !p->turn;
 }
@@ -176,7 +173,25 @@ static linear_args mlp_map(const block_pass *p, int64_t weight, const void *x, v
                          .d_weight = parameter_gradient(model, weight)};
 }
 
-/* Gate and up, in one call where their weights and results lie one after another. */
+/* Results of gate and up lie one after another whatever the number of rows, so that one call makes both;
+ * their gradients do so too. */
+static void *behind_gate(const block_pass *p, void *gate)
+{
+    return (char *)gate + (size_t)(p->rows * p->net->model->hidden) * p->net->dev->element;
+}
+
+static void *mlp_up(const block_pass *p, const network_layer *layer)
+{
+    return layer->gate ? behind_gate(p, layer->gate) : layer->up;
+}
+
+static void *mlp_d_activated(const block_pass *p)
+{
+    void *d_gate = own_work(p)->d_gate;
+    return d_gate ? behind_gate(p, d_gate) : NULL;
+}
+
+/* Gate and up, in one call where their weights lie one after another. */
 static void mlp_inputs(const block_pass *p, int64_t index, linear_args maps[2], int *count)
 {
     network *net = p->net;
@@ -184,19 +199,17 @@ static void mlp_inputs(const block_pass *p, int64_t index, linear_args maps[2], 
     const network_layer *layer = &net->layers[index];
     const model_layer_places *at = &net->model->places.layer[index];
     int64_t d = net->model->width, F = net->model->hidden;
-    size_t weights = (size_t)(F * d), values = (size_t)(p->rows * F);
+    size_t weights = (size_t)(F * d);
     linear_args gate = mlp_map(p, at->mlp_gate, normed2(p, index), layer->gate, d, F);
-    linear_args up = mlp_map(p, at->mlp_up, normed2(p, index), layer->up, d, F);
+    linear_args up = mlp_map(p, at->mlp_up, normed2(p, index), mlp_up(p, layer), d, F);
     gate.d_y = own_work(p)->d_gate, gate.d_x = net->d_normed;
-    up.d_y = own_work(p)->d_activated, up.d_x = net->d_normed, up.add_d_x = 1;
+    up.d_y = mlp_d_activated(p), up.d_x = net->d_normed, up.add_d_x = 1;
     *count = layer->gate ? 2 : 1;
     maps[0] = layer->gate ? gate : up;
     maps[0].add_d_x = 0;
     maps[1] = up;
     if (!layer->gate || (const char *)up.weight != (const char *)gate.weight + weights * dev->element ||
-        (char *)up.d_weight != (char *)gate.d_weight + (gate.d_weight ? weights * dev->param_element : 0) ||
-        (char *)up.y != (char *)gate.y + values * dev->element ||
-        (const char *)up.d_y != (const char *)gate.d_y + (gate.d_y ? values * dev->element : 0))
+        (char *)up.d_weight != (char *)gate.d_weight + (gate.d_weight ? weights * dev->param_element : 0))
         return;
     *count = 1;
     maps[0].maps = 2;
@@ -210,7 +223,7 @@ static void mlp_activate(const block_pass *p, const network_layer *layer)
     void *y = activated(p, layer);
     if (layer->gate)
         dev->ops->swiglu_forward(&dev->run,
-                                 &(swiglu_args){count, layer->gate, layer->up, y, NULL, NULL, NULL});
+                                 &(swiglu_args){count, layer->gate, mlp_up(p, layer), y, NULL, NULL, NULL});
     else
         dev->ops->unary_forward(&dev->run,
                                 &(unary_args){.kind = UNARY_GELU, .count = count, .x = layer->up, .y = y});
@@ -239,18 +252,16 @@ static void mlp_forward(const block_pass *p, int64_t index)
 static void mlp_activate_backward(const block_pass *p, const network_layer *layer)
 {
     const device *dev = p->net->dev;
-    const network_work *work = own_work(p);
+    void *d_activated = mlp_d_activated(p);
     int64_t count = p->rows * p->net->model->hidden;
     if (layer->gate)
-        dev->ops->swiglu_backward(&dev->run,
-                                  &(swiglu_args){count, layer->gate, layer->up, NULL, work->d_activated,
-                                                 work->d_gate, work->d_activated});
+        dev->ops->swiglu_backward(&dev->run, &(swiglu_args){count, layer->gate, mlp_up(p, layer), NULL,
+                                                            d_activated, own_work(p)->d_gate, d_activated});
     else
-        dev->ops->unary_backward(&dev->run, &(unary_args){.kind = UNARY_GELU,
-                                                          .count = count,
-                                                          .x = layer->up,
-                                                          .d_y = work->d_activated,
-                                                          .d_x = work->d_activated});
+        dev->ops->unary_backward(
+            &dev->run,
+            &(unary_args){
+                .kind = UNARY_GELU, .count = count, .x = layer->up, .d_y = d_activated, .d_x = d_activated});
 }
 
 static void mlp_backward(block_pass *p, int64_t index)
@@ -264,7 +275,7 @@ static void mlp_backward(block_pass *p, int64_t index)
         down = mlp_map(p, at->mlp_down, activated(p, layer), NULL, net->model->hidden, net->model->width);
     int count;
     mlp_inputs(p, index, inputs, &count);
-    down.d_y = own_work(p)->d_stream, down.d_x = own_work(p)->d_activated;
+    down.d_y = own_work(p)->d_stream, down.d_x = mlp_d_activated(p);
     if (!net->keeps_more) {
         norm_forward(p, &norm);
         mlp_activate(p, layer);
@@ -296,6 +307,7 @@ static mixer_pass mixer_of(const block_pass *p, int64_t index)
                         .row_count = wanted_from(p, index),
                         .rows = net->rows,
                         .row_position = net->row_position,
+                        .row_place = net->row_place,
                         .x_rows = different_at(p, index),
                         .x_index = net->token_index,
                         .x_order = net->token_order,

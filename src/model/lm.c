@@ -68,11 +68,25 @@ static blurry_status upload_rows(network *net, const blurry_batch *b, int64_t fr
 /* Where in their sequences the uploaded rows are, in pieces that fit the host's memory (see collect). */
 static blurry_status upload_positions(network *net, const blurry_batch *b)
 {
-    int64_t piece = net->block * net->model->vocab, *places = net->host;
-    for (int64_t from = 0; from < b->row_count && net->picks; from += piece) {
+    int64_t piece = net->block * net->model->vocab, *values = net->host;
+    for (int64_t from = 0; from < b->row_count; from += piece) {
         int64_t n = b->row_count - from < piece ? b->row_count - from : piece;
-        for (int64_t i = 0; i < n; i++) places[i] = b->rows[from + i] % b->length;
-        STATUS_TRY(device_upload(net->dev, net->row_position + from, places, (size_t)n * sizeof *places));
+        for (int64_t i = 0; i < n; i++) values[i] = b->rows[from + i] % b->length;
+        STATUS_TRY(device_upload(net->dev, net->row_position + from, values, (size_t)n * sizeof *values));
+    }
+    return BLURRY_OK;
+}
+
+/* Where in the list of uploaded rows each row stands; the list ascends. */
+static blurry_status upload_places(network *net, const blurry_batch *b)
+{
+    int64_t piece = net->block * net->model->vocab, *values = net->host;
+    int64_t rows = b->sequences * b->length, next = 0;
+    for (int64_t from = 0; from < rows; from += piece) {
+        int64_t n = rows - from < piece ? rows - from : piece;
+        for (int64_t i = 0; i < n; i++)
+            values[i] = next < b->row_count && b->rows[next] == from + i ? next++ : -1;
+        STATUS_TRY(device_upload(net->dev, net->row_place + from, values, (size_t)n * sizeof *values));
     }
     return BLURRY_OK;
 }
@@ -176,26 +190,28 @@ static blurry_status upload_scalars(network *net, double scale, uint64_t draw)
     return device_upload(net->dev, net->scalars, &now, sizeof now);
 }
 
-static blurry_status queue_gradient(network *net, int64_t B, int64_t L, int64_t labels, int64_t different)
+static blurry_status queue_gradient(network *net, const network_batch *b)
 {
     device *dev = net->dev;
-    network_pass pass = {.B = B, .L = L, .different = different, .dropout = net->model->settings.dropout};
-    if (net->picks && labels <= mixer_rows_most(B * L)) pass.wanted = labels;
-    xent_args head = head_of(net, labels, pass.wanted ? pass.wanted : B * L);
+    int64_t rows = b->B * b->L;
+    network_pass pass = {
+        .B = b->B, .L = b->L, .different = b->different, .dropout = net->model->settings.dropout};
+    if (net->picks && b->ascending && b->labels <= mixer_rows_most(rows)) pass.wanted = b->labels;
+    xent_args head = head_of(net, b->labels, pass.wanted ? pass.wanted : rows);
     if (pass.wanted) head.row = NULL; /* hidden has the labelled rows alone */
     STATUS_TRY(network_forward(net, &pass));
     dev->ops->xent_backward(&dev->run, &head);
     dev->ops->sum(device_side_run(dev),
-                  &(reduce_args){.count = labels, .x = net->log_prob, .out = &net->scalars->log_prob_sum});
+                  &(reduce_args){.count = b->labels, .x = net->log_prob, .out = &net->scalars->log_prob_sum});
     network_backward(net, &pass);
     return BLURRY_OK;
 }
 
-blurry_status network_gradient(network *net, int64_t B, int64_t L, int64_t labels, int64_t different)
+blurry_status network_gradient(network *net, const network_batch *batch)
 {
     device_side_open(net->dev);
     net->notes_tokens = 1;
-    blurry_status status = queue_gradient(net, B, L, labels, different);
+    blurry_status status = queue_gradient(net, batch);
     net->notes_tokens = 0;
     device_side_close(net->dev);
     return status;
@@ -215,15 +231,18 @@ blurry_status blurry_model_gradient(blurry_model *model, const blurry_batch *bat
                            "%s is not NULL: a gradient pass has none, use blurry_model_evaluate",
                            out->logits ? "logits" : "probabilities");
     network *net = &model->net;
-    int64_t rows = batch->sequences * batch->length, different;
+    int64_t rows = batch->sequences * batch->length;
+    network_batch b = {.B = batch->sequences, .L = batch->length, .labels = batch->row_count};
+    b.ascending = net->picks && b.labels <= mixer_rows_most(rows);
     out->loss = 0;
     if (!batch->row_count) return BLURRY_OK;
     STATUS_TRY(device_upload(net->dev, net->ids, batch->tokens, (size_t)rows * sizeof *net->ids));
     STATUS_TRY(upload_rows(net, batch, 0, batch->row_count));
-    STATUS_TRY(upload_positions(net, batch));
+    if (b.ascending) STATUS_TRY(upload_places(net, batch));
+    if (b.ascending) STATUS_TRY(upload_positions(net, batch));
     STATUS_TRY(upload_scalars(net, scale, draw));
-    STATUS_TRY(network_fold(net, batch->tokens, rows, &different));
-    STATUS_TRY(network_gradient(net, batch->sequences, batch->length, batch->row_count, different));
+    STATUS_TRY(network_fold(net, batch->tokens, rows, &b.different));
+    STATUS_TRY(network_gradient(net, &b));
     STATUS_TRY(collect(net, 0, batch->row_count, out));
     return device_sync(net->dev);
 }

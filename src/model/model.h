@@ -42,7 +42,8 @@ typedef struct network_layer {
     void *mean1, *rstd1, *mean2, *rstd2; /* [rows] */
     void *saved;                         /* the mixer's */
     void *middle, *output;               /* [rows, d] the stream after the mixer, after the MLP */
-    void *gate, *up;                     /* [rows, F] */
+    void *gate;                          /* SwiGLU: gate and up, [2, rows, F] for the rows of a pass */
+    void *up;                            /* GELU: [rows, F] */
     void *normed1, *normed2, *activated; /* [rows, d] twice, [rows, F]: where keeps_more, else NULL */
     void *state;                         /* generators: the mixer's carried state */
 } network_layer;
@@ -57,9 +58,10 @@ typedef struct network_scalars {
 /* What one branch of a layer, its mixer or its MLP, needs at a time; its mixer's and its MLP's share memory.
  */
 typedef struct network_work {
-    void *d_stream;                         /* [rows, d] gradient of the stream behind the branch */
-    void *mixer;                            /* the mixer's */
-    void *activated, *d_activated, *d_gate; /* [rows, F]; d_gate GELU: unused */
+    void *d_stream;  /* [rows, d] gradient of the stream behind the branch */
+    void *mixer;     /* the mixer's */
+    void *activated; /* [rows, F] */
+    void *d_gate;    /* d_gate (GELU: unused) and d_activated, [2, rows, F] for the rows of a pass */
 } network_work;
 
 typedef struct network {
@@ -69,8 +71,7 @@ typedef struct network {
     int keep;       /* whether backward will follow */
     int keeps_more; /* whether what backward could make again is kept: on a GPU a launch costs more than
                        memory */
-    int picks;      /* whether passes may compute only the wanted rows of the last layer. Not on a GPU: a
-                       recorded step has a padded list of rows, which does not ascend */
+    int picks;      /* whether passes may compute only the wanted rows of the last layer */
     int folds;   /* whether equal tokens may share the maps of the first layer: its input then depends on the
                     token alone */
     int carries; /* whether layers carry a state */
@@ -91,6 +92,7 @@ typedef struct network {
     int32_t *ids;            /* [rows] */
     int64_t *rows;           /* [rows] labelled rows */
     int64_t *row_position;   /* [rows] their places in their sequences */
+    int64_t *row_place;      /* [rows] where in the list of labelled rows each row stands, -1: nowhere */
     int64_t *token_first;    /* [rows / 2] the first row with each of the different tokens */
     int64_t *token_index, *token_order, *token_group; /* [rows] mixer_pass.x_index and so on, by token */
     void *folded;                                     /* [rows / 2, d] the embedded different tokens */
@@ -148,8 +150,8 @@ void network_configs_free(mixer_config *configs, int64_t layers);
 /* ---- block.c: passes over B sequences of L tokens, at most the network's ---- */
 typedef struct network_pass {
     int64_t B, L;
-    int64_t wanted;    /* rows of hidden that are wanted: net->rows[0 .. wanted-1], ascending, with their
-                          row_position; hidden is [wanted, d] then. 0: all rows */
+    int64_t wanted;    /* rows of hidden that are wanted: net->rows[0 .. wanted-1], ascending, with row_place
+                          and row_position; hidden is [wanted, d] then. 0: all rows */
     int64_t different; /* different tokens among ids, with token_first and so on; 0: not looked for */
     double dropout;    /* 0: none */
 } network_pass;
@@ -161,9 +163,15 @@ blurry_status network_forward_to(network *net, int64_t B, int64_t L, int64_t lay
 void network_backward(network *net, const network_pass *pass);
 
 /* ---- lm.c ---- */
-/* Queues forward, loss and backward over B sequences of L tokens with `labels` labelled rows and `different`
- * tokens (0: not looked for), all of it in device memory already. A target of -1 is none. May be recorded. */
-blurry_status network_gradient(network *net, int64_t B, int64_t L, int64_t labels, int64_t different);
+/* A batch in device memory: ids, rows, targets (-1 is none) and what the fields ask for. */
+typedef struct network_batch {
+    int64_t B, L, labels;
+    int ascending;     /* whether rows ascend, none standing there twice, with row_place and, for devices that
+                          pick queries (device_blurry_rows), row_position */
+    int64_t different; /* different tokens among ids, with token_first and so on; 0: not looked for */
+} network_batch;
+/* Queues forward, loss and backward. May be recorded. */
+blurry_status network_gradient(network *net, const network_batch *batch);
 /* ---- tokens.c ---- */
 /* Finds the different tokens among ids [rows] and uploads their lists; *different is 0 where there are too
  * many of them, or where the network does not fold. */

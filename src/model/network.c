@@ -101,8 +101,10 @@ static void lay_layer(network_plan *m, int64_t index, int64_t rows, size_t *mixe
     layer->mean2 = norms && layernorm ? take_statistics(m, &m->saved, rows, 1) : NULL;
     layer->normed2 = net->keeps_more ? take(m, &m->saved, rows, d) : NULL;
     layer->activated = net->keeps_more ? take(m, &m->saved, rows, F) : NULL;
-    layer->gate = mlp == SETTINGS_mlp_swiglu ? take(m, &m->saved, rows, F) : NULL;
-    layer->up = take(m, &m->saved, rows, F);
+    if (mlp == SETTINGS_mlp_swiglu)
+        layer->gate = take(m, &m->saved, rows, 2 * F); /* and, behind it, up */
+    else
+        layer->up = take(m, &m->saved, rows, F);
     layer->output = net->keep ? take(m, &m->saved, rows, d) : layer->middle;
 }
 
@@ -135,8 +137,7 @@ static network_work lay_branch(network_plan *m, size_t mixer_work)
     end = m->work.used;
     m->work.used = start;
     if (F) work.activated = take(m, &m->work, rows, F);
-    if (F && net->keep) work.d_gate = take(m, &m->work, rows, F); /* before d_activated: as the weights lie */
-    if (F && net->keep) work.d_activated = take(m, &m->work, rows, F);
+    if (F && net->keep) work.d_gate = take(m, &m->work, rows, 2 * F); /* and, behind it, d_activated */
     if (m->work.used < end) m->work.used = end;
     return work;
 }
@@ -154,6 +155,7 @@ static void lay_work(network_plan *m, size_t mixer_work)
     net->ids = mixer_take_bytes(&m->work, (size_t)rows * sizeof(int32_t));
     net->rows = mixer_take_bytes(&m->work, (size_t)rows * sizeof(int64_t));
     net->row_position = mixer_take_bytes(&m->work, net->picks ? (size_t)rows * sizeof(int64_t) : 0);
+    net->row_place = mixer_take_bytes(&m->work, net->picks ? (size_t)rows * sizeof(int64_t) : 0);
     net->token_first = mixer_take_bytes(&m->work, net->folds ? (size_t)rows / 2 * sizeof(int64_t) : 0);
     int64_t **lists[] = {&net->token_index, &net->token_order, &net->token_group};
     for (int i = 0; i < 3; i++)
@@ -247,15 +249,16 @@ blurry_status network_create(network *net, blurry_model *model, mixer_config *co
                      .capacity = capacity,
                      .keep = keep,
                      .keeps_more = keep && model->dev->kind == DEVICE_CUDA,
-                     .picks = keep && model->dev->kind == DEVICE_CPU,
+                     .picks = keep,
                      .carries = capacity > 0};
     if ((double)batch * (double)length * (double)(model->width + model->hidden + model->vocab) > 1e17)
         return status_fail(BLURRY_E_MEMORY, "batch %lld times length %lld does not fit in memory",
                            (long long)batch, (long long)length);
     STATUS_TRY(memory_alloc(&memory, (size_t)model->layers, sizeof *net->layers, "layers"));
     net->layers = memory;
-    net->folds = net->picks && model->layers > 1 && configs[0].type->folds &&
-                 model->places.position == MODEL_NONE && model->settings.dropout == 0;
+    net->folds = net->picks && model->dev->kind == DEVICE_CPU && model->layers > 1 &&
+                 configs[0].type->folds && model->places.position == MODEL_NONE &&
+                 model->settings.dropout == 0;
     blurry_status status = BLURRY_OK;
     for (int64_t i = 0; i < model->layers && status == BLURRY_OK; i++)
         status = prepare_layer(net, i, &configs[i]);

@@ -72,7 +72,8 @@ static blurry_status open_mqar(blurry_trainer *t, const double *log_weight, int6
                           .ahead = r->ahead,
                           .ids = t->model->net.ids,
                           .rows = t->model->net.rows,
-                          .targets = t->model->net.targets};
+                          .targets = t->model->net.targets,
+                          .place = t->model->net.row_place};
     return BLURRY_OK;
 }
 
@@ -156,7 +157,11 @@ static blurry_status queue_work(blurry_trainer *t)
     network *net = &t->model->net;
     device_zero(net->dev, t->model->gradient, t->model->parameter_bytes);
     if (r->log_weight) device_mqar(net->dev, &r->mqar);
-    STATUS_TRY(network_gradient(net, t->part_size, net->length, r->labels, 0));
+    /* Batches from the host are padded with rows that have no label. */
+    STATUS_TRY(network_gradient(net, &(network_batch){.B = t->part_size,
+                                                      .L = net->length,
+                                                      .labels = r->labels,
+                                                      .ascending = r->log_weight != NULL}));
     optimiser_queue_measure(&t->optimiser, &r->scalars->network.log_prob_sum);
     optimiser_queue_update(&t->optimiser);
     return BLURRY_OK;

@@ -44,12 +44,13 @@ static void check_batches(const char *options, int steps)
     network *net = &t->model->net;
     int64_t tokens = s->batch * s->length, labels = s->batch * s->pairs;
     int32_t *ids = malloc((size_t)tokens * sizeof *ids), *targets = malloc((size_t)labels * sizeof *targets);
-    int64_t *rows = malloc((size_t)labels * sizeof *rows);
+    int64_t *rows = malloc((size_t)labels * sizeof *rows), *place = malloc((size_t)tokens * sizeof *place);
     for (int step = 0; step < steps; step++) {
         assert_ok(blurry_trainer_step(t, NULL));
         assert_ok(device_download(net->dev, ids, net->ids, (size_t)tokens * sizeof *ids));
         assert_ok(device_download(net->dev, rows, net->rows, (size_t)labels * sizeof *rows));
         assert_ok(device_download(net->dev, targets, net->targets, (size_t)labels * sizeof *targets));
+        assert_ok(device_download(net->dev, place, net->row_place, (size_t)tokens * sizeof *place));
         for (int64_t i = 0; i < s->batch; i++)
             t->indices[i] =
                 order_sample((uint64_t)s->seed, t->info.samples[BLURRY_TRAIN], step * s->batch + i);
@@ -58,8 +59,10 @@ static void check_batches(const char *options, int steps)
         assert_memory_equal(ids, t->parts[0]->tokens, (size_t)tokens * sizeof *ids);
         assert_memory_equal(rows, t->parts[0]->rows, (size_t)labels * sizeof *rows);
         assert_memory_equal(targets, t->parts[0]->labels, (size_t)labels * sizeof *targets);
+        for (int64_t r = 0, next = 0; r < tokens; r++)
+            assert_int_equal(place[r], next < labels && rows[next] == r ? next++ : -1);
     }
-    free(ids), free(targets), free(rows);
+    free(ids), free(targets), free(rows), free(place);
     blurry_trainer_destroy(&t);
 }
 
@@ -170,6 +173,53 @@ static void overlap_changes_nothing(void **state)
                 fail_msg("%s: overlap %s ends with loss %.9g, none with %.9g", models[m], overlaps[i],
                          list[i][3].loss, list[0][3].loss);
         }
+    }
+}
+
+/* ---- the last layer at the labelled rows alone ---- */
+static double *parameter_values(blurry_model *model, int64_t k)
+{
+    size_t bytes = (size_t)model->parameter[k].elements * sizeof(double);
+    double *values = malloc(bytes);
+    assert_ok(blurry_model_read_parameter(model, k, values, bytes));
+    return values;
+}
+
+/* Steps at these rows and at all rows end alike, queued (accumulate=2) and recorded. */
+static void picked_rows_end_alike(void **state)
+{
+    (void)state;
+    static const char *const models[] = {"mixer=blurry heads=2 modes=4",
+                                         "mixer=blurry modes=4 conv=true mlp=gelu norm=layernorm",
+                                         "mixer=softmax,gla layers=2 heads=2 mlp=none",
+                                         "mixer=swa,gsa layers=2 window=9 heads=2 slots=8",
+                                         "mixer=gdn,abc layers=2 heads=2 slots=8",
+                                         "mixer=s4d layers=1 state=8 accumulate=2",
+                                         "mixer=blurry modes=4 heads=2 precision=bf16"};
+    for (size_t m = 0; m < sizeof models / sizeof models[0]; m++) {
+        char options[512];
+        snprintf(options, sizeof options, "%s %s device=cuda", small_task, models[m]);
+        blurry_trainer *some = trainer_from(options), *all = trainer_from(options);
+        int rough = strstr(models[m], "bf16") != NULL;
+        blurry_step a, b;
+        assert_true(some->model->net.picks);
+        all->model->net.picks = 0;
+        for (int i = 0; i < 3; i++) {
+            assert_ok(blurry_trainer_step(some, &a));
+            assert_ok(blurry_trainer_step(all, &b));
+            if (!(fabs(a.loss - b.loss) <= (rough ? 1e-2 : 2e-6) * b.loss) ||
+                !(fabs(a.grad_norm - b.grad_norm) <= (rough ? 3e-2 : 1e-5) * b.grad_norm))
+                fail_msg("%s, step %d: loss %.9g at picked rows, %.9g at all; norms %.7g, %.7g", models[m],
+                         i + 1, a.loss, b.loss, a.grad_norm, b.grad_norm);
+        }
+        for (int64_t k = 0; k < all->model->parameter_count && !rough; k++) {
+            double *x = parameter_values(some->model, k), *y = parameter_values(all->model, k);
+            double error = relative_error(x, y, all->model->parameter[k].elements);
+            if (!(error <= 1e-4))
+                fail_msg("%s, %s: relative error %g", models[m], all->model->parameter[k].name, error);
+            free(x), free(y);
+        }
+        blurry_trainer_destroy(&some), blurry_trainer_destroy(&all);
     }
 }
 
@@ -315,11 +365,12 @@ static void refused_precisions(void **state)
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(batches_are_the_hosts),   cmocka_unit_test(losses_are_the_cpus),
-        cmocka_unit_test(bf16_learns_alike),       cmocka_unit_test(unwatched_steps_are_the_same),
-        cmocka_unit_test(overlap_changes_nothing), cmocka_unit_test(bad_steps_are_named),
-        cmocka_unit_test(several_models_at_once),  cmocka_unit_test(resumed_runs_end_alike),
-        cmocka_unit_test(refused_precisions),      cmocka_unit_test(memory_that_is_not_there),
+        cmocka_unit_test(batches_are_the_hosts),    cmocka_unit_test(losses_are_the_cpus),
+        cmocka_unit_test(bf16_learns_alike),        cmocka_unit_test(unwatched_steps_are_the_same),
+        cmocka_unit_test(overlap_changes_nothing),  cmocka_unit_test(picked_rows_end_alike),
+        cmocka_unit_test(bad_steps_are_named),      cmocka_unit_test(several_models_at_once),
+        cmocka_unit_test(resumed_runs_end_alike),   cmocka_unit_test(refused_precisions),
+        cmocka_unit_test(memory_that_is_not_there),
     };
     if (argc > 1) cmocka_set_test_filter(argv[1]);
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -218,12 +218,13 @@ static void read_back(mixer_case *c, const void *from, int64_t count, double *to
     assert_ok(values_read_activations(c->dev, from, count, to));
 }
 
-/* The wanted rows and their places on the device, one list after the other; NULL where all are wanted. */
+/* The wanted rows, their positions and all rows' places among them on the device, one list after the other;
+ * NULL where all are wanted. */
 static int64_t *lend_rows(mixer_case *c, mixer_pass *p)
 {
     void *memory;
     if (!c->row_count) return NULL;
-    assert_ok(device_alloc(c->dev, 2 * (size_t)c->row_count * sizeof(int64_t), &memory));
+    assert_ok(device_alloc(c->dev, (size_t)(2 * c->row_count + p->B * p->L) * sizeof(int64_t), &memory));
     int64_t *list = memory;
     for (int64_t i = 0; i < c->row_count; i++) {
         int64_t place = c->rows[i] % p->L;
@@ -231,6 +232,11 @@ static int64_t *lend_rows(mixer_case *c, mixer_pass *p)
         assert_ok(device_upload(c->dev, list + c->row_count + i, &place, sizeof place));
     }
     p->row_count = c->row_count, p->rows = list, p->row_position = list + c->row_count;
+    p->row_place = list + 2 * c->row_count;
+    for (int64_t r = 0, next = 0; r < p->B * p->L; r++) {
+        int64_t place = next < c->row_count && c->rows[next] == r ? next++ : -1;
+        assert_ok(device_upload(c->dev, list + 2 * c->row_count + r, &place, sizeof place));
+    }
     return list;
 }
 

@@ -69,6 +69,25 @@ static void residual_backward(const op_call *call)
     call->dev->ops->rmsnorm_backward(&call->dev->run, &a);
 }
 
+/* The same where the stream goes on at some rows alone: z [S, K] = those rows of x beside y = norm(x). */
+static void picked_forward(const op_call *call)
+{
+    rmsnorm_forward(call);
+    call->dev->ops->rows_gather(&call->dev->run, &(rows_args){.count = call->c->S,
+                                                              .total = call->c->L,
+                                                              .width = call->c->K,
+                                                              .row = call->x[7],
+                                                              .x = call->x[0],
+                                                              .y = call->x[6]});
+}
+
+static void picked_backward(const op_call *call)
+{
+    norm_args a = norm_of(call);
+    a.d_residual = call->d[6], a.residual_place = call->x[8];
+    call->dev->ops->rmsnorm_backward(&call->dev->run, &a);
+}
+
 static headnorm_args headnorm_of(const op_call *call)
 {
     const op_case *c = call->c;
@@ -122,6 +141,24 @@ static void l2norm_backward(const op_call *call)
     call->dev->ops->l2norm_backward(&call->dev->run, &a);
 }
 
+/* Every third row. */
+static void check_picked(const op_case *rms)
+{
+    int64_t row[128], place[384], rows = rms->L, count = (rows + 2) / 3;
+    assert_true(rows <= 384);
+    for (int64_t i = 0; i < count; i++) row[i] = 3 * i;
+    for (int64_t r = 0; r < rows; r++) place[r] = r % 3 ? -1 : r / 3;
+    op_case picked = *rms;
+    picked.family = "rmsnorm in a residual stream of some rows";
+    picked.forward = picked_forward;
+    picked.backward = picked_backward;
+    picked.S = count;
+    picked.tensor[6] = (op_tensor){"z", OP_OUTPUT, count * rms->K};
+    picked.tensor[7] = (op_tensor){"row", OP_INT, count, .ints = row};
+    picked.tensor[8] = (op_tensor){"place", OP_INT, rows, .ints = place};
+    op_case_check(&picked);
+}
+
 static void check_norms(int64_t rows, int64_t width)
 {
     int64_t n = rows * width;
@@ -143,6 +180,7 @@ static void check_norms(int64_t rows, int64_t width)
     residual.forward = residual_forward;
     residual.backward = residual_backward;
     op_case_check(&residual);
+    check_picked(&rms);
     op_case layer = rms;
     layer.family = "layernorm";
     layer.forward = layernorm_forward;

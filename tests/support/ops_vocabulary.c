@@ -109,9 +109,58 @@ static void rows_twice(const op_call *call)
     call->dev->ops->rows_scatter(&call->dev->run, &a);
 }
 
+/* Two matrices at once, of width K and V, and back by the places of the rows. */
+static rows_args placed_of(const op_call *call)
+{
+    rows_args a = rows_of(call);
+    a.place = call->x[3];
+    return a;
+}
+
+static void placed_forward(const op_call *call)
+{
+    rows_args a = placed_of(call);
+    a.x = call->x[0], a.y = call->x[1];
+    a.other_width = call->c->V, a.other_x = call->x[4], a.other_y = call->x[5];
+    call->dev->ops->rows_gather(&call->dev->run, &a);
+}
+
+static void placed_backward(const op_call *call)
+{
+    rows_args a = placed_of(call);
+    a.x = call->d[1], a.y = call->d[0];
+    call->dev->ops->rows_scatter(&call->dev->run, &a);
+    a.x = call->d[5], a.y = call->d[4], a.width = call->c->V;
+    call->dev->ops->rows_scatter(&call->dev->run, &a);
+}
+
+static void check_placed(int64_t B, int64_t L, int64_t K, int64_t V)
+{
+    int64_t list[64], place[300];
+    for (int64_t r = 0; r < L; r++) place[r] = -1;
+    for (int64_t i = 0; i < B; i++) list[i] = i * L / B, place[list[i]] = i;
+    op_case c = {.family = "rows",
+                 .note = "two matrices, each row once",
+                 .forward = placed_forward,
+                 .backward = placed_backward,
+                 .B = B,
+                 .L = L,
+                 .K = K,
+                 .V = V,
+                 .tensor = {{"x", OP_INPUT, L * K},
+                            {"y", OP_OUTPUT, B * K},
+                            {"row", OP_INT, B, .ints = list},
+                            {"place", OP_INT, L, .ints = place},
+                            {"other", OP_INPUT, L * V},
+                            {"other's rows", OP_OUTPUT, B * V}}};
+    op_case_check(&c);
+}
+
 void ops_rows(void **state)
 {
     (void)state;
+    check_placed(1, 1, 8, 8), check_placed(40, 300, 64, 16), check_placed(7, 20, 128, 264);
+    check_placed(33, 90, 33, 8), check_placed(5, 5, 16, 7);
     static const int64_t shapes[][3] = {{0, 0, 8}, {0, 5, 8}, {1, 1, 7}, {40, 300, 33}, {700, 300, 16}};
     int64_t list[700], back[700];
     for (int i = 0; i < 5; i++) {

@@ -153,6 +153,8 @@ static __device__ inline void write_sample(const mqar_args &a, int64_t b, const 
     for (int n = threadIdx.x; n < K + (int)a.places; n += WORKERS) { /* tokens 2n and 2n + 1 */
         int i = n - K, pair = i < 0 ? n : room.pair_at[i];
         int32_t key = 0, value = 0, *at = a.ids + b * a.length + 2 * n;
+        int64_t *place = a.place + b * a.length + 2 * n;
+        place[0] = place[1] = -1;
         if (pair >= 0) key = found_by(room, 0, pair) + 1, value = found_by(room, K, pair) + half;
         if (i < 0) {
             at[0] = key, at[1] = value;
@@ -165,6 +167,7 @@ static __device__ inline void write_sample(const mqar_args &a, int64_t b, const 
         for (int w = 0; w < i / 32; w++) before += __popc(room.asking[w]);
         a.rows[b * K + before] = b * a.length + 2 * n;
         a.targets[b * K + before] = value;
+        place[0] = b * K + before;
     }
 }
 

@@ -28,6 +28,7 @@ typedef struct mqar_args {
     int32_t *ids;      /* [B, L] */
     int64_t *rows;     /* [B, K] */
     int32_t *targets;  /* [B, K] */
+    int64_t *place;    /* [B, L] where in `rows` each token stands, -1: nowhere */
 } mqar_args;
 
 void mqar_cuda(const kernel_run *run, const mqar_args *a);

@@ -88,13 +88,13 @@ template <typename T, int N, int K>
 static __device__ inline void norm_backward_row(const norm_rows<T> &a, int64_t row, bool live, int lane,
                                                 float (&d_weight)[K][N], float (&d_bias)[K][N])
 {
-    int64_t width = a.width, at0 = row * width;
+    int64_t width = a.width, at0 = row * width, beside = live ? residual_row(a, row) : -1;
     norm_lane<N, K> at = {live ? (int64_t)lane * N : width, (int64_t)a.lanes * N, width};
     float x[K][N], d[K][N], w[K][N], gate[K][N], more[K][N];
     lane_load(at, a.x + at0, x);
     lane_load(at, a.d_y + at0, d);
     if (a.gate) lane_load(at, a.gate + at0, gate);
-    if (a.d_residual) lane_load(at, a.d_residual + at0, more);
+    if (beside >= 0) lane_load(at, a.d_residual + beside * width, more);
     if (a.weight) lane_load(at, a.weight, w);
     float mean = live && a.centred ? a.mean[row] : 0, rstd = live && a.rstd ? a.rstd[row] : 1, along = 0,
           level = 0;
@@ -115,7 +115,7 @@ static __device__ inline void norm_backward_row(const norm_rows<T> &a, int64_t r
     for (int k = 0; k < K; k++)
         for (int i = 0; i < N; i++) {
             gate[k][i] = a.gate ? gate[k][i] * x[k][i] * w[k][i] : 0;
-            x[k][i] = rstd * (w[k][i] * d[k][i] - x[k][i] * along - level) + (a.d_residual ? more[k][i] : 0);
+            x[k][i] = rstd * (w[k][i] * d[k][i] - x[k][i] * along - level) + (beside >= 0 ? more[k][i] : 0);
         }
     lane_store(at, a.d_x + at0, x);
     if (a.gate) lane_store(at, a.d_gate + at0, gate);
@@ -231,6 +231,7 @@ template <typename T> static norm_rows<T> rows_of(const norm_args *a, int centre
     r.rstd = (float *)a->rstd;
     if (centred) r.mean = (float *)a->mean, r.bias = (const float *)a->bias;
     r.d_y = (const T *)a->d_y, r.d_residual = (const T *)a->d_residual, r.d_x = (T *)a->d_x;
+    r.residual_place = a->residual_place;
     return r;
 }
 

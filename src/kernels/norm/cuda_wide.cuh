@@ -16,10 +16,17 @@ template <typename T> struct norm_rows {
     T *y;
     float *mean, *rstd;
     const T *d_y, *d_residual;
+    const int64_t *residual_place;
     T *d_x, *d_gate;
     float *part; /* [blocks, 1 or 2, width]: sums for d_weight, d_bias */
     int with_bias;
 };
+
+/* The row of d_residual that belongs to a row; -1: none. */
+template <typename T> static __device__ inline int64_t residual_row(const norm_rows<T> &a, int64_t row)
+{
+    return !a.d_residual ? -1 : a.residual_place ? a.residual_place[row] : row;
+}
 
 static __device__ inline float silu_of(float x)
 {
@@ -81,6 +88,7 @@ template <typename T> __global__ void __launch_bounds__(THREADS) norm_backward_w
 {
     int64_t row = ((int64_t)blockIdx.x * THREADS + threadIdx.x) / 32, width = a.width, at0 = row * width;
     if (row >= a.rows) return;
+    int64_t beside = residual_row(a, row) * width;
     float mean = a.centred ? a.mean[row] : 0, rstd, along = 0, level = 0, x[1], d[1], gate[1];
     rstd = a.rstd ? a.rstd[row] : 1 / sqrtf(wide_sum(a.x + at0, width, 0, 1) * a.share + a.eps);
     for (int64_t c = threadIdx.x % 32; c < width; c += 32) {
@@ -92,7 +100,7 @@ template <typename T> __global__ void __launch_bounds__(THREADS) norm_backward_w
     for (int64_t c = threadIdx.x % 32; c < width; c += 32) {
         wide_slopes(a, at0 + c, mean, rstd, x, d, gate);
         float w = a.weight ? a.weight[c] : 1, d_x = rstd * (w * d[0] - x[0] * along - level);
-        if (a.d_residual) d_x += cuda_load(a.d_residual + at0 + c);
+        if (beside >= 0) d_x += cuda_load(a.d_residual + beside + c);
         cuda_store(a.d_x + at0 + c, d_x);
         if (a.gate) cuda_store(a.d_gate + at0 + c, gate[0] * x[0] * w);
     }

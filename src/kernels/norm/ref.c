@@ -36,7 +36,8 @@ static void norm_backward(const norm_args *a, int centred)
     int64_t n = a->width;
     for (int64_t r = 0; r < a->rows; r++) {
         const real *x = (const real *)a->x + r * n, *d_y = (const real *)a->d_y + r * n;
-        const real *d_residual = a->d_residual ? (const real *)a->d_residual + r * n : NULL;
+        int64_t beside = norm_residual_row(a, r);
+        const real *d_residual = beside >= 0 ? (const real *)a->d_residual + beside * n : NULL;
         real *d_x = (real *)a->d_x + r * n;
         real rstd = ((const real *)a->rstd)[r], mean = centred ? ((const real *)a->mean)[r] : 0;
         real along = 0, level = 0;

@@ -46,8 +46,9 @@ V_INLINE void norm_backward_rows(norm_kind kind, const norm_args *a, int64_t tas
     int64_t n = a->width, end = kernel_min(a->rows, (task + 1) * ROWS);
     const real *w = a->weight;
     for (int64_t r = task * ROWS; r < end; r++) {
+        int64_t beside = norm_residual_row(a, r);
         const real *x = ROW(x, r), *d_y = ROW(d_y, r),
-                   *d_residual = a->d_residual ? ROW(d_residual, r) : NULL;
+                   *d_residual = beside >= 0 ? ROW(d_residual, beside) : NULL;
         real *d_x = (real *)a->d_x + r * n, rstd = ((const real *)a->rstd)[r];
         real mean = kind == LAYER ? ((const real *)a->mean)[r] : 0;
         vreal along_sum = v_zero(), level_sum = v_zero();

@@ -4,9 +4,12 @@
 
 KERNEL(rows_gather, rows_args)
 {
-    const real *x = a->x;
-    for (int64_t i = 0; i < a->count; i++)
-        for (int64_t j = 0; j < a->width; j++) ((real *)a->y)[i * a->width + j] = x[a->row[i] * a->width + j];
+    const real *x = a->x, *other = a->other_x;
+    int64_t n = a->width, m = a->other_width;
+    for (int64_t i = 0; i < a->count; i++) {
+        for (int64_t j = 0; j < n; j++) ((real *)a->y)[i * n + j] = x[a->row[i] * n + j];
+        for (int64_t j = 0; j < m; j++) ((real *)a->other_y)[i * m + j] = other[a->row[i] * m + j];
+    }
 }
 
 KERNEL(rows_scatter, rows_args)

@@ -8,14 +8,20 @@
 
 enum { BLOCK = 128 }; /* rows of the result per task */
 
+static void copy_row(void *y, int64_t to, const void *x, int64_t from, int64_t width)
+{
+    if (width) memcpy((real *)y + to * width, (const real *)x + from * width, (size_t)width * sizeof(real));
+}
+
 static void gather_task(void *context, int64_t task, int worker)
 {
     (void)worker;
     const rows_args *a = context;
     int64_t end = kernel_min(a->count, (task + 1) * BLOCK);
-    for (int64_t i = task * BLOCK; i < end; i++)
-        memcpy((real *)a->y + i * a->width, (const real *)a->x + a->row[i] * a->width,
-               (size_t)a->width * sizeof(real));
+    for (int64_t i = task * BLOCK; i < end; i++) {
+        copy_row(a->y, i, a->x, a->row[i], a->width);
+        copy_row(a->other_y, i, a->other_x, a->row[i], a->other_width);
+    }
 }
 
 static void scatter_task(void *context, int64_t task, int worker)
