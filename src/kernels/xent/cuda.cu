@@ -1,16 +1,20 @@
-/* Output head and cross-entropy on a CUDA device. Two ways, each over blocks of labels:
+/* Output head and cross-entropy on a CUDA device. Two ways:
  *  - fused, for bf16 and widths up to 128: one kernel scans the vocabulary with a running softmax
- *    (cuda_scan.cuh), one finishes the labels, one makes d_weight (cuda_gradient.cuh); logits stay on the
- * chip.
- *  - by products, for every other shape and for float: logits, softmax row by row, two products. */
+ *    (cuda_scan.cuh), one finishes the labels (cuda_join.cuh), one makes d_weight (cuda_weight.cuh); logits
+ *    stay on the chip.
+ *  - by products, for every other shape and for float, over blocks of labels: logits, softmax row by row, two
+ *    products. */
 #include "kernels/cuda_blas.h"
 #include "kernels/cuda_side.h"
-#include "kernels/xent/cuda_gradient.cuh"
+#include "kernels/xent/cuda_join.cuh"
 #include "kernels/xent/cuda_scan.cuh"
+#include "kernels/xent/cuda_weight.cuh"
 
-enum { ROW_THREADS = 256, SCAN_BLOCKS = 256, WIDEST_FUSED = 128 };
-/* What is kept of one block of labels should stay in the second-level cache. */
-enum { WEIGHTS_MOST = 34 << 20, LOGITS_MOST = 32 << 20 };
+enum { ROW_THREADS = 256, WIDEST_FUSED = 128 };
+/* Blocks of the fused kernels: two for every multiprocessor. Label splits: how many partial d_weight. */
+enum { FUSED_BLOCKS = 256, LABEL_SPLITS_MOST = 8 };
+/* One block's logits should stay in the second-level cache. */
+enum { LOGITS_MOST = 32 << 20 };
 
 /* ---- scratch, handed out piece by piece; with base NULL only counted ---- */
 typedef struct scratch_taker {
@@ -46,74 +50,70 @@ static void spread(const kernel_run *run, const xent_args *a, const float *d_x, 
 /* ---- fused ---- */
 static bool fused_fits(const xent_args *a)
 {
-    return a->width > 0 && a->width <= WIDEST_FUSED && a->width % 8 == 0 && a->vocab > 0 && a->labels > 0 &&
+    return a->width > 0 && a->width <= WIDEST_FUSED && a->width % 8 == 0 && a->vocab > 0 &&
+           a->vocab < INT32_MAX && a->labels > 0 &&
            all_aligned(a->hidden, a->weight, a->d_weight, a->d_hidden);
 }
 
-/* Sizes and places for one block of labels. splits * padded stays below a bound that holds for every smaller
- * number of labels, so memory planned for the most labels serves fewer. */
+/* Sizes and places. What depends on the number of labels stays below a bound that holds for every smaller
+ * number, so memory planned for the most labels serves fewer. */
 static xent_block fused_layout(const xent_args *a, scratch_taker *s)
 {
     xent_block b = {};
     b.a = *a;
     b.tiles = kernel_blocks(a->vocab, TILE);
-    int64_t fit = WEIGHTS_MOST / (b.tiles * TILE * (int64_t)sizeof(bf16)) / BLOCK_LABELS * BLOCK_LABELS;
-    b.padded = kernel_min(round_up(a->labels, BLOCK_LABELS), kernel_max(BLOCK_LABELS, fit));
-    int64_t most_splits = kernel_min(SPLITS_MOST, b.tiles), blocks = b.padded / BLOCK_LABELS;
-    b.splits = kernel_max(1, kernel_min(most_splits, SCAN_BLOCKS / blocks));
+    b.padded = round_up(a->labels, BLOCK_ROWS);
+    int64_t most_splits = kernel_min(SPLITS_MOST, b.tiles),
+            vocab_blocks = kernel_blocks(a->vocab, BLOCK_ROWS);
+    b.splits = kernel_max(1, kernel_min(most_splits, FUSED_BLOCKS / (b.padded / BLOCK_ROWS)));
     int64_t split_rows =
-        kernel_min(most_splits * b.padded, kernel_max(b.padded, (int64_t)SCAN_BLOCKS * BLOCK_LABELS));
+        kernel_min(most_splits * b.padded, kernel_max(b.padded, (int64_t)FUSED_BLOCKS * BLOCK_ROWS));
+    b.label_splits = kernel_min(kernel_blocks(a->labels, TILE),
+                                kernel_max(1, kernel_min(LABEL_SPLITS_MOST, FUSED_BLOCKS / vocab_blocks)));
     b.stats = take<float4>(s, split_rows);
     b.target_logit = take<float>(s, b.padded);
-    b.e = take<bf16>(s, b.tiles * b.padded * TILE);
-    b.tile_k = take<int>(s, b.tiles * b.padded);
-    b.top_k = take<int>(s, b.padded);
     b.sums = take<bf16>(s, split_rows * a->width);
-    b.x_scaled = take<bf16>(s, b.padded * a->width);
+    b.notes = take<label_note>(s, b.padded);
+    b.x_copy = take<bf16>(s, a->labels * a->width);
+    b.x = a->row ? b.x_copy : (const bf16 *)a->hidden;
     b.d_x = take<float>(s, a->labels * a->width);
-    b.late_weight = take<float>(s, a->vocab * a->width);
+    b.weight_parts = take<float>(s, b.label_splits > 1 ? b.label_splits * a->vocab * a->width : 0);
+    b.arrived = take<int>(s, vocab_blocks);
     b.first_label = take<int>(s, a->n_hidden);
     b.shared_row = take<int>(s, a->n_hidden);
     return b;
 }
 
-/* The labels' losses and gradients of one block. */
+/* The labels' losses and gradients. */
 template <int D> static void fused_labels(const kernel_run *run, const xent_block &b, int backward)
 {
     cudaStream_t stream = (cudaStream_t)run->stream;
-    dim3 scan((unsigned)b.splits, (unsigned)(b.padded / BLOCK_LABELS));
-    cuda_launch(backward ? xent_scan_kernel<D, true> : xent_scan_kernel<D, false>, scan, dim3(SCAN_THREADS),
-                sizeof(scan_shared<D>), stream, b);
-    cuda_launch_early(run->early, backward ? xent_join_kernel<true> : xent_join_kernel<false>,
-                      dim3((unsigned)(b.padded / JOIN_LABELS)), dim3(JOIN_THREADS), 0, stream, b);
+    dim3 scan((unsigned)b.splits, (unsigned)(b.padded / BLOCK_ROWS));
+    cuda_launch(backward ? xent_scan_kernel<D, true> : xent_scan_kernel<D, false>, scan,
+                dim3(shape<D>::THREADS), sizeof(scan_shared<D>), stream, b);
+    cuda_launch_early(run->early, backward ? xent_join_kernel<D, true> : xent_join_kernel<D, false>,
+                      dim3((unsigned)kernel_blocks(b.a.labels * (D / 4), JOIN_THREADS)), dim3(JOIN_THREADS),
+                      0, stream, b);
 }
 
-/* d_weight of one block, in two halves of its labels; the second half is added after the last block. */
 template <int D> static void fused_weight(const kernel_run *run, const xent_block &b)
 {
-    cudaStream_t stream = (cudaStream_t)run->stream;
-    int64_t count = b.a.vocab * b.a.width;
-    cuda_launch(xent_weight_kernel<D>, dim3((unsigned)kernel_blocks(b.tiles, STEP_TILES), HALVES),
-                dim3(WEIGHT_THREADS), sizeof(weight_stage<D>) * STAGES, stream, b);
-    if (b.first + b.padded >= b.a.labels)
-        cuda_launch_early(run->early, xent_late_kernel,
-                          dim3((unsigned)kernel_blocks(count, 4 * JOIN_THREADS)), dim3(JOIN_THREADS), 0,
-                          stream, (float *)b.a.d_weight, (const float *)b.late_weight, count);
+    cuda_launch_early(run->early, xent_weight_kernel<D>,
+                      dim3((unsigned)kernel_blocks(b.a.vocab, BLOCK_ROWS), (unsigned)b.label_splits),
+                      dim3(shape<D>::THREADS), sizeof(weight_shared<D>), (cudaStream_t)run->stream, b);
 }
 
-/* Where all labels are one block, what d_weight is made of goes to memory that stays, and d_weight to the
- * side. */
+/* Where there is a side, what d_weight is made of goes to memory that stays, and d_weight to the side. */
 static void fused(const kernel_run *run, const xent_args *a, int backward)
 {
     scratch_taker counted = {}, scratch = {(char *)run->scratch, 0};
     xent_block b = fused_layout(a, &counted);
     int weight = backward && a->d_weight, narrow = a->width <= 64;
-    void *handed = weight && a->labels <= b.padded ? side_memory(run, counted.used) : NULL;
+    void *handed = weight ? side_memory(run, counted.used) : NULL;
     if (handed) scratch.base = (char *)handed;
     b = fused_layout(a, &scratch);
-    for (b.first = 0; b.first < a->labels; b.first += b.padded) {
-        narrow ? fused_labels<64>(run, b, backward) : fused_labels<128>(run, b, backward);
-        if (!weight) continue;
+    narrow ? fused_labels<64>(run, b, backward) : fused_labels<128>(run, b, backward);
+    if (weight) {
         const kernel_run *then = handed ? side_run(run) : run;
         narrow ? fused_weight<64>(then, b) : fused_weight<128>(then, b);
     }

@@ -1,31 +1,57 @@
-/* What the kernels of the fused head (bf16, narrow models) share: sizes of tiles and the layout of scratch.
+/* What the kernels of the fused head (bf16, narrow models) share: sizes of tiles, the layout of scratch and
+ * the products of one warp.
  *
- * Labels are taken BLOCK_LABELS at a time by a block, the vocabulary TILE columns at a time. Weights e = 2^(z
- * - k), z = logit log2(e), are kept in bf16 with an integer k per label and tile, the running maximum of z
- * rounded up: a power of two brings tiles of one label to a common scale without rounding them again. */
+ * Two kernels do the work, and neither keeps logits or probabilities in memory: both compute logits of
+ * BLOCK_ROWS rows that stay in shared memory against tiles of TILE rows that pass by, turn them into weights
+ * and multiply those with the tile again. xent_scan_kernel has labels staying and the vocabulary passing,
+ * with a running softmax, for d_hidden; xent_weight_kernel, when the sums are known, the vocabulary staying
+ * and labels passing, for d_weight. A warp has WARP_ROWS rows and D / PARTS columns of the result; with two
+ * parts, the two warps of the same rows compute the logits of half a tile each and exchange the weights. */
 #ifndef BLURRY_KERNELS_XENT_CUDA_SHAPE_CUH
 #define BLURRY_KERNELS_XENT_CUDA_SHAPE_CUH
 #include "kernels/cuda_vector.h"
 #include "kernels/xent/xent.h"
 
-enum { BLOCK_LABELS = 128, TILE = 64, SPLITS_MOST = 32, PAD = 8 /* elements, against bank conflicts */ };
+enum {
+    BLOCK_ROWS = 128,
+    TILE = 64,
+    STAGES = 3, /* tiles in shared memory or on their way there */
+    WARP_ROWS = 32,
+    WARP_TILE = 32, /* of a tile, what a warp computes at once */
+    GROUPS = BLOCK_ROWS / WARP_ROWS,
+    ROW_TILES = WARP_ROWS / 16,
+    SPLITS_MOST = 32,
+    PAD = 8 /* elements, against bank conflicts */
+};
 #define LOG2_E 1.44269504f
 #define LN_2   0.69314718f
 
-/* One block of labels; arrays with room for `padded` of them, a multiple of BLOCK_LABELS. */
+/* How a width up to D is divided: 64 result columns for each warp. */
+template <int D> struct shape {
+    enum { PARTS = D / 64, COLUMNS = D / PARTS, THREADS = 32 * GROUPS * PARTS, STRIDE = D + PAD };
+};
+
+/* What the gradient of the weight needs of a label; 16 bytes. */
+struct label_note {
+    float log2_sum; /* sum of e^logit = 2^log2_sum; infinite where there is no loss */
+    float missing;  /* 1 - p of the target */
+    int target, unused;
+};
+
 typedef struct xent_block {
     xent_args a;
-    int64_t first, padded; /* labels first .. first + padded of a */
+    int64_t padded;        /* labels, rounded up to BLOCK_ROWS */
     int64_t tiles, splits; /* of the vocabulary; each split is a run of tiles */
+    int64_t label_splits;  /* of the labels, for d_weight */
     float4 *stats;         /* [splits, padded]: k, sum of 2^(z - k), largest logit, its index (as bits) */
     float *target_logit;   /* [padded] */
-    bf16 *e;               /* [tiles, padded, TILE] */
-    int *tile_k;           /* [tiles, padded] */
-    int *top_k;            /* [padded]: the largest k of a label */
     bf16 *sums;            /* [splits, padded, width]: sum of 2^(z - k) weight without the target's */
-    bf16 *x_scaled;        /* [padded, width]: hidden * grad_scale * 2^top_k / sum of e^logit */
-    float *d_x;            /* [all labels, width] */
-    float *late_weight;    /* [vocab, width]: what xent_late_kernel adds to d_weight */
+    label_note *notes;     /* [padded] */
+    const bf16 *x;         /* [labels, width]: the labels' hidden rows */
+    bf16 *x_copy;          /* where x is, unless hidden itself will do */
+    float *d_x;            /* [labels, width] */
+    float *weight_parts;   /* [label_splits, vocab, width] */
+    int *arrived;          /* [blocks of the vocabulary] how many of its label_splits are done */
     int *first_label, *shared_row; /* [n_hidden]: EMPTY or the first label at a row; 1 where there are more */
 } xent_block;
 
@@ -36,20 +62,129 @@ static __device__ inline int64_t label_count(const xent_args &a)
     return a.count ? *a.count : a.labels;
 }
 
-/* ROWS rows, `stride` elements apart, to shared rows of D + PAD by THREADS threads; zero from row `rows` and
- * from column `width` (a multiple of 8) on. */
+/* ROWS neighbouring rows of `width` elements (a multiple of 8) to shared rows of D + PAD by THREADS threads;
+ * zero from row `rows` and from column `width` on. */
 template <int D, int ROWS, int THREADS>
-static __device__ inline void rows_async(bf16 *to, const bf16 *from, int64_t stride, int64_t rows,
-                                         int64_t width, int thread)
+static __device__ inline void rows_async(bf16 *to, const bf16 *from, int width, int rows, int thread)
 {
     enum { PIECES = D / 8, AT_ONCE = THREADS / PIECES };
     int c = thread % PIECES * 8, r = thread / PIECES;
     to += r * (D + PAD) + c, rows = c < width ? rows : 0;
-    const bf16 *at = from + r * stride + c;
 #pragma unroll
     for (int i = 0; i < ROWS / AT_ONCE; i++) {
         bool valid = r + i * AT_ONCE < rows;
-        copy_async16(to + i * AT_ONCE * (D + PAD), valid ? at + i * AT_ONCE * stride : from, valid);
+        copy_async16(to + i * AT_ONCE * (D + PAD), from + (valid ? (r + i * AT_ONCE) * width + c : 0), valid);
+    }
+}
+
+/* ---- one warp. Of each 16 of its rows a lane has the rows g and g + 8 (half 0, 1), g = lane / 4, and of
+ * each 8 columns 2t and 2t + 1, t = lane % 4 ---- */
+typedef float warp_logits[ROW_TILES][WARP_TILE / 8][4];
+typedef uint32_t warp_weights[ROW_TILES][WARP_TILE / 16][4];
+
+/* s [WARP_ROWS, WARP_TILE] = rows [WARP_ROWS, D] tile^T [D, WARP_TILE] */
+template <int D> static __device__ inline void logits_of(const bf16 *rows, const bf16 *tile, warp_logits &s)
+{
+    enum { STRIDE = shape<D>::STRIDE };
+    int lane = (int)threadIdx.x % 32;
+    rows += lane % 16 * STRIDE + lane / 16 * 8;
+    tile += (lane / 16 * 8 + lane % 8) * STRIDE + lane / 8 % 2 * 8;
+#pragma unroll
+    for (int m = 0; m < ROW_TILES; m++)
+#pragma unroll
+        for (int n = 0; n < WARP_TILE / 8; n++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) s[m][n][i] = 0;
+#pragma unroll
+    for (int k = 0; k < D; k += 16) {
+        uint32_t a[ROW_TILES][4], b[4];
+#pragma unroll
+        for (int m = 0; m < ROW_TILES; m++) ldmatrix_x4(a[m], rows + m * 16 * STRIDE + k);
+#pragma unroll
+        for (int n = 0; n < WARP_TILE / 8; n += 2) {
+            ldmatrix_x4(b, tile + n * 8 * STRIDE + k);
+#pragma unroll
+            for (int m = 0; m < ROW_TILES; m++) {
+                mma_bf16(s[m][n], a[m], b);
+                mma_bf16(s[m][n + 1], a[m], b + 2);
+            }
+        }
+    }
+}
+
+static __device__ inline void weights_of(const warp_logits &s, warp_weights &p)
+{
+#pragma unroll
+    for (int m = 0; m < ROW_TILES; m++)
+#pragma unroll
+        for (int q = 0; q < WARP_TILE / 16; q++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                int n = 2 * q + i / 2, half = i % 2;
+                p[m][q][i] = pack_bf16(s[m][n][2 * half], s[m][n][2 * half + 1]);
+            }
+}
+
+/* o [WARP_ROWS, COLUMNS] += p [WARP_ROWS, WARP_TILE] tile [WARP_TILE, D], of it the columns from `column`. */
+template <int D>
+static __device__ inline void product_of(const warp_weights &p, const bf16 *tile, int column,
+                                         float (&o)[ROW_TILES][shape<D>::COLUMNS / 8][4])
+{
+    enum { STRIDE = shape<D>::STRIDE };
+    int lane = (int)threadIdx.x % 32;
+    tile += lane % 16 * STRIDE + column + lane / 16 * 8;
+#pragma unroll
+    for (int q = 0; q < WARP_TILE / 16; q++)
+#pragma unroll
+        for (int n = 0; n < shape<D>::COLUMNS / 8; n += 2) {
+            uint32_t b[4];
+            ldmatrix_x4_trans(b, tile + q * 16 * STRIDE + n * 8);
+#pragma unroll
+            for (int m = 0; m < ROW_TILES; m++) {
+                mma_bf16(o[m][n], p[m][q], b);
+                mma_bf16(o[m][n + 1], p[m][q], b + 2);
+            }
+        }
+}
+
+/* A warp's weights for the other warp of its rows. */
+typedef uint4 weights_room[ROW_TILES * WARP_TILE / 16][32];
+
+static __device__ inline void put_weights(const warp_weights &p, weights_room &room)
+{
+#pragma unroll
+    for (int m = 0; m < ROW_TILES; m++)
+#pragma unroll
+        for (int q = 0; q < WARP_TILE / 16; q++)
+            room[m * (WARP_TILE / 16) + q][threadIdx.x % 32] =
+                make_uint4(p[m][q][0], p[m][q][1], p[m][q][2], p[m][q][3]);
+}
+static __device__ inline void get_weights(warp_weights &p, const weights_room &room)
+{
+#pragma unroll
+    for (int m = 0; m < ROW_TILES; m++)
+#pragma unroll
+        for (int q = 0; q < WARP_TILE / 16; q++) {
+            uint4 x = room[m * (WARP_TILE / 16) + q][threadIdx.x % 32];
+            p[m][q][0] = x.x, p[m][q][1] = x.y, p[m][q][2] = x.z, p[m][q][3] = x.w;
+        }
+}
+
+/* The two warps of the same rows wait for each other. */
+static __device__ inline void meet(int group)
+{
+    switch (group) { /* constants, or a block would be given all barriers there are */
+    case 0:
+        barrier_named(1, 64);
+        break;
+    case 1:
+        barrier_named(2, 64);
+        break;
+    case 2:
+        barrier_named(3, 64);
+        break;
+    default:
+        barrier_named(4, 64);
     }
 }
 
