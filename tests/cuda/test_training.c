@@ -119,6 +119,23 @@ static void losses_are_the_cpus(void **state)
     }
 }
 
+/* Batches from the host: sequences and lists of labels are padded. */
+static void padded_batches_are_the_cpus(void **state)
+{
+    (void)state;
+    blurry_step cpu[TRACE], gpu[TRACE];
+    char options[512];
+    snprintf(options, sizeof options,
+             "%s task=regbench automata=40 val_samples=5 mixer=blurry modes=4 layers=1", small_task);
+    trace(options, "device=cpu", TRACE, cpu);
+    trace(options, "device=cuda", TRACE, gpu);
+    for (int i = 0; i < TRACE; i++)
+        if (!(fabs(gpu[i].loss - cpu[i].loss) < 1e-5 * cpu[i].loss) ||
+            !(fabs(gpu[i].grad_norm - cpu[i].grad_norm) < 1e-4 * cpu[i].grad_norm))
+            fail_msg("step %d: loss %.8g on the GPU, %.8g on the CPU; norms %.6g, %.6g", i + 1, gpu[i].loss,
+                     cpu[i].loss, gpu[i].grad_norm, cpu[i].grad_norm);
+}
+
 /* bf16 follows, at its own accuracy. */
 static void bf16_learns_alike(void **state)
 {
@@ -365,12 +382,12 @@ static void refused_precisions(void **state)
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(batches_are_the_hosts),    cmocka_unit_test(losses_are_the_cpus),
-        cmocka_unit_test(bf16_learns_alike),        cmocka_unit_test(unwatched_steps_are_the_same),
-        cmocka_unit_test(overlap_changes_nothing),  cmocka_unit_test(picked_rows_end_alike),
-        cmocka_unit_test(bad_steps_are_named),      cmocka_unit_test(several_models_at_once),
-        cmocka_unit_test(resumed_runs_end_alike),   cmocka_unit_test(refused_precisions),
-        cmocka_unit_test(memory_that_is_not_there),
+        cmocka_unit_test(batches_are_the_hosts),        cmocka_unit_test(losses_are_the_cpus),
+        cmocka_unit_test(padded_batches_are_the_cpus),  cmocka_unit_test(bf16_learns_alike),
+        cmocka_unit_test(unwatched_steps_are_the_same), cmocka_unit_test(overlap_changes_nothing),
+        cmocka_unit_test(picked_rows_end_alike),        cmocka_unit_test(bad_steps_are_named),
+        cmocka_unit_test(several_models_at_once),       cmocka_unit_test(resumed_runs_end_alike),
+        cmocka_unit_test(refused_precisions),           cmocka_unit_test(memory_that_is_not_there),
     };
     if (argc > 1) cmocka_set_test_filter(argv[1]);
     return cmocka_run_group_tests(tests, NULL, NULL);
