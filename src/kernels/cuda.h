@@ -121,6 +121,14 @@ static __device__ inline float exp2_fast(float x)
     return r;
 }
 
+/* Square root to some two units in the last place. */
+static __device__ inline float sqrt_fast(float x)
+{
+    float r;
+    asm("sqrt.approx.f32 %0, %1;" : "=f"(r) : "f"(x));
+    return r;
+}
+
 /* ---- asynchronous copies from global to shared memory, 16 bytes each, both ends aligned to 16 ---- */
 static __device__ inline void copy_async16(void *shared, const void *global, bool valid)
 {

@@ -242,6 +242,7 @@ blurry_status blurry_model_gradient(blurry_model *model, const blurry_batch *bat
     if (b.ascending) STATUS_TRY(upload_positions(net, batch));
     STATUS_TRY(upload_scalars(net, scale, draw));
     STATUS_TRY(network_fold(net, batch->tokens, rows, &b.different));
+    model->gradient_used = 1;
     STATUS_TRY(network_gradient(net, &b));
     STATUS_TRY(collect(net, 0, batch->row_count, out));
     return device_sync(net->dev);
@@ -253,6 +254,7 @@ blurry_status blurry_model_zero_gradient(blurry_model *model)
     if (!model->gradient)
         return status_fail(BLURRY_E_INVALID, "the model was made without training: no gradients");
     device_zero(model->dev, model->gradient, model->parameter_bytes);
+    model->gradient_used = 0;
     return BLURRY_OK;
 }
 

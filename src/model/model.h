@@ -112,6 +112,7 @@ struct blurry_model {
     model_parameter *parameter;
     model_places places;
     char *data, *gradient; /* gradient NULL: not for training */
+    int gradient_used;     /* whether something was added to the gradient since it was 0 */
     char *copy;   /* the parameters in the activation type, for products; NULL where the types are the same */
     int copy_old; /* whether parameters were written since the copy was made */
     size_t parameter_bytes, decayed_bytes; /* of all, and of the weight-decayed ones, which come first */

@@ -3,6 +3,8 @@
 #include "base/memory.h"
 #include "model/model.h"
 
+#include <math.h>
+
 blurry_status optimiser_create(optimiser *o, device *dev, const blurry_model *model,
                                const struct settings *settings)
 {
@@ -41,19 +43,16 @@ void optimiser_destroy(optimiser *o)
 
 void optimiser_queue_measure(optimiser *o, const double *loss)
 {
-    const device_ops *ops = o->dev->ops;
-    ops->sum_squares(
-        &o->dev->run,
-        &(reduce_args){.count = o->elements, .x = o->model->gradient, .out = &o->scalars->sum_squares});
-    ops->clip(&o->dev->run, &(clip_args){.sum_squares = &o->scalars->sum_squares,
-                                         .loss = loss,
-                                         .average = 1,
-                                         .limit = o->clip,
-                                         .norm = &o->scalars->norm,
-                                         .scalars = &o->scalars->adamw});
+    o->dev->ops->clip(&o->dev->run, &(clip_args){.count = o->elements,
+                                                 .x = o->model->gradient,
+                                                 .loss = loss,
+                                                 .average = 1,
+                                                 .limit = o->clip,
+                                                 .norm = &o->scalars->norm,
+                                                 .scalars = &o->scalars->adamw});
 }
 
-void optimiser_queue_update(optimiser *o)
+void optimiser_queue_update(optimiser *o, int clear)
 {
     o->dev->ops->adamw(&o->dev->run,
                        &(adamw_args){.count = o->elements,
@@ -63,6 +62,7 @@ void optimiser_queue_update(optimiser *o)
                                      .v = o->v,
                                      .copy = o->model->copy,
                                      .grad = o->model->gradient,
+                                     .clear = clear,
                                      .scalars = &o->scalars->adamw});
 }
 
@@ -72,13 +72,14 @@ adamw_scalars optimiser_scalars_of(const optimiser *o, int64_t step, double lr)
                            .beta1 = o->beta1,
                            .beta2 = o->beta2,
                            .eps = o->eps,
-                           .weight_decay = o->weight_decay,
-                           .step = (double)step};
+                           .shrink = 1 - lr * o->weight_decay,
+                           .step = (double)step,
+                           .rate = lr / (1 - pow(o->beta1, (double)step)),
+                           .root = sqrt(1 - pow(o->beta2, (double)step))};
 }
 
 blurry_status optimiser_measure(optimiser *o, double *norm)
 {
-    device_zero(o->dev, &o->scalars->sum_squares, sizeof o->scalars->sum_squares);
     optimiser_queue_measure(o, NULL);
     STATUS_TRY(device_download(o->dev, norm, &o->scalars->norm, sizeof *norm));
     return device_sync(o->dev);
@@ -92,7 +93,7 @@ blurry_status optimiser_apply(optimiser *o, int64_t step, double lr)
     now.adamw = optimiser_scalars_of(o, step, lr);
     now.adamw.grad_scale = grad_scale;
     STATUS_TRY(device_upload(o->dev, o->scalars, &now, sizeof now));
-    optimiser_queue_update(o);
+    optimiser_queue_update(o, 0);
     return device_sync(o->dev);
 }
 

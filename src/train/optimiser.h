@@ -8,7 +8,7 @@
 #include "device/device.h"
 
 typedef struct optimiser_scalars {
-    double sum_squares, norm;
+    double norm;
     adamw_scalars adamw; /* last: its last member is the only one that outlives a step */
 } optimiser_scalars;
 
@@ -33,10 +33,10 @@ blurry_status optimiser_measure(optimiser *o, double *norm);
 /* Update number `step`, counted from 1, at rate `lr`, with the gradients just measured. */
 blurry_status optimiser_apply(optimiser *o, int64_t step, double lr);
 
-/* The same without waiting: sum_squares must be 0 and adamw set beforehand. A norm or *loss (NULL: none) that
- * is not finite stops all updates from here on (adamw_scalars.bad_step). */
+/* The same without waiting, adamw set beforehand. A norm or *loss (NULL: none) that is not finite stops all
+ * updates from here on (adamw_scalars.bad_step). With `clear` the gradients are 0 after the update. */
 void optimiser_queue_measure(optimiser *o, const double *loss);
-void optimiser_queue_update(optimiser *o);
+void optimiser_queue_update(optimiser *o, int clear);
 adamw_scalars optimiser_scalars_of(const optimiser *o, int64_t step, double lr);
 
 size_t optimiser_bytes(const optimiser *o);

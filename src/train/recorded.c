@@ -155,7 +155,6 @@ static blurry_status queue_work(blurry_trainer *t)
 {
     struct recorded *r = t->recorded;
     network *net = &t->model->net;
-    device_zero(net->dev, t->model->gradient, t->model->parameter_bytes);
     if (r->log_weight) device_mqar(net->dev, &r->mqar);
     /* Batches from the host are padded with rows that have no label. */
     STATUS_TRY(network_gradient(net, &(network_batch){.B = t->part_size,
@@ -163,7 +162,7 @@ static blurry_status queue_work(blurry_trainer *t)
                                                       .labels = r->labels,
                                                       .ascending = r->log_weight != NULL}));
     optimiser_queue_measure(&t->optimiser, &r->scalars->network.log_prob_sum);
-    optimiser_queue_update(&t->optimiser);
+    optimiser_queue_update(&t->optimiser, 1);
     return BLURRY_OK;
 }
 
@@ -207,9 +206,12 @@ blurry_status recorded_step(blurry_trainer *t)
     if (!r->log_weight) STATUS_TRY(upload_batch(t));
     STATUS_TRY(upload_scalars(t));
     parameters_refresh(t->model);
+    if (t->model->gradient_used) STATUS_TRY(blurry_model_zero_gradient(t->model));
     if (r->graph && r->scratch != dev->run.scratch) device_graph_destroy(dev, &r->graph);
     if (r->warm && !r->graph) STATUS_TRY(record(t));
+    t->model->gradient_used = 1;
     STATUS_TRY(r->warm ? device_graph_run(dev, r->graph) : queue_step(t));
+    t->model->gradient_used = 0; /* the update clears what it has read */
     if (!r->warm) STATUS_TRY(device_sync(dev));
     r->warm = 1;
     t->step++;

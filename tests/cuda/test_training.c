@@ -168,6 +168,33 @@ static void unwatched_steps_are_the_same(void **state)
     blurry_trainer_destroy(&alone);
 }
 
+/* A step starts with no gradient, whatever was computed between it and the one before. */
+static void other_gradients_are_forgotten(void **state)
+{
+    (void)state;
+    char options[512];
+    snprintf(options, sizeof options, "%s mixer=blurry modes=4 device=cuda", small_task);
+    blurry_trainer *t[2] = {trainer_from(options), trainer_from(options)};
+    blurry_step report[2][4];
+    memset(report, 0, sizeof report);
+    for (int step = 0; step < 4; step++)
+        for (int i = 0; i < 2; i++) {
+            blurry_samples *p = t[i]->parts[0];
+            t[i]->indices[0] = t[i]->indices[1] = step;
+            assert_ok(blurry_task_fill(t[i]->task, BLURRY_TRAIN, t[i]->indices, 2, 0, p));
+            blurry_batch batch = {.sequences = p->count,
+                                  .length = p->length,
+                                  .tokens = p->tokens,
+                                  .row_count = p->row_count,
+                                  .rows = p->rows,
+                                  .labels = p->labels};
+            if (i) assert_ok(blurry_model_gradient(t[i]->model, &batch, 1, 0, NULL));
+            assert_ok(blurry_trainer_step(t[i], &report[i][step]));
+        }
+    assert_memory_equal(report[0], report[1], sizeof report[0]);
+    for (int i = 0; i < 2; i++) blurry_trainer_destroy(&t[i]);
+}
+
 /* What runs at once changes no bit, as steps are queued and as they are recorded. */
 static void overlap_changes_nothing(void **state)
 {
@@ -382,12 +409,19 @@ static void refused_precisions(void **state)
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(batches_are_the_hosts),        cmocka_unit_test(losses_are_the_cpus),
-        cmocka_unit_test(padded_batches_are_the_cpus),  cmocka_unit_test(bf16_learns_alike),
-        cmocka_unit_test(unwatched_steps_are_the_same), cmocka_unit_test(overlap_changes_nothing),
-        cmocka_unit_test(picked_rows_end_alike),        cmocka_unit_test(bad_steps_are_named),
-        cmocka_unit_test(several_models_at_once),       cmocka_unit_test(resumed_runs_end_alike),
-        cmocka_unit_test(refused_precisions),           cmocka_unit_test(memory_that_is_not_there),
+        cmocka_unit_test(batches_are_the_hosts),
+        cmocka_unit_test(losses_are_the_cpus),
+        cmocka_unit_test(padded_batches_are_the_cpus),
+        cmocka_unit_test(bf16_learns_alike),
+        cmocka_unit_test(unwatched_steps_are_the_same),
+        cmocka_unit_test(overlap_changes_nothing),
+        cmocka_unit_test(picked_rows_end_alike),
+        cmocka_unit_test(bad_steps_are_named),
+        cmocka_unit_test(several_models_at_once),
+        cmocka_unit_test(resumed_runs_end_alike),
+        cmocka_unit_test(refused_precisions),
+        cmocka_unit_test(memory_that_is_not_there),
+        cmocka_unit_test(other_gradients_are_forgotten),
     };
     if (argc > 1) cmocka_set_test_filter(argv[1]);
     return cmocka_run_group_tests(tests, NULL, NULL);

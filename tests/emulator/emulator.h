@@ -238,6 +238,10 @@ static inline float exp2_fast(float x)
 {
     return x < -126.0f ? 0.0f : exp2f(x);
 }
+static inline float sqrt_fast(float x)
+{
+    return sqrtf(x);
+}
 static inline float __fdividef(float a, float b)
 {
     return a / b;

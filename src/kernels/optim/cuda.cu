@@ -1,7 +1,7 @@
 /* Optimiser and reductions. AdamW is one kernel over all parameters; reductions go over fixed blocks whose
- * results are added up in order, in double, by a second kernel. */
+ * results are added up in order, in double. */
 #include "kernels/optim/optim.h"
-#include "kernels/cuda.h"
+#include "kernels/cuda_vector.h"
 
 enum { THREADS = 256, PER_THREAD = 4, BLOCK = THREADS * PER_THREAD };
 
@@ -39,53 +39,109 @@ static __device__ inline void store_four(bf16 *x, int64_t i, int64_t count, floa
     if (i + 2 < count) x[i + 2] = to_bf16(v.z);
 }
 
+/* The leading members of adamw_scalars, in their order, in float. */
 typedef struct coefficients {
-    float b1, b2, eps, scale, shrink, rate, per_root;
+    float b1, b2, eps, shrink, rate, root, scale;
 } coefficients;
+enum { COEFFICIENTS = sizeof(coefficients) / sizeof(float) };
 
 static __device__ inline float update_one(const coefficients &c, float p, float g, float *m, float *v,
-                                          float shrink)
+                                          float shrink, float per_root)
 {
     g *= c.scale;
-    *m = c.b1 * *m + (1 - c.b1) * g;
-    *v = c.b2 * *v + (1 - c.b2) * g * g;
-    return shrink * p - c.rate * *m / (sqrtf(*v) * c.per_root + c.eps);
+    *m += (1 - c.b1) * (g - *m);
+    *v += (1 - c.b2) * (g * g - *v);
+    return shrink * p - __fdividef(c.rate * *m, sqrt_fast(*v) * per_root + c.eps);
 }
 
-template <typename E> static __global__ void adamw_kernel(adamw_args a)
+/* Thread: elements i .. i+N of those from `first` on. */
+template <typename E, int N>
+static __global__ void __launch_bounds__(THREADS, 6) adamw_kernel(adamw_args a, int64_t first)
 {
     cuda_wait_previous();
     __shared__ coefficients c;
     __shared__ int skip;
-    int64_t i = ((int64_t)blockIdx.x * THREADS + threadIdx.x) * 4;
-    float *param = (float *)a.param, *mean = (float *)a.m, *square = (float *)a.v;
-    float4 p = load_four(param, i, a.count), g = load_four((const float *)a.grad, i, a.count);
-    float4 m = load_four(mean, i, a.count), v = load_four(square, i, a.count);
-    if (threadIdx.x == 0) {
-        const adamw_scalars *s = a.scalars;
-        skip = s->bad_step != 0;
-        c.b1 = (float)s->beta1, c.b2 = (float)s->beta2, c.eps = (float)s->eps, c.scale = (float)s->grad_scale;
-        c.shrink = (float)(1 - s->lr * s->weight_decay);
-        c.rate = (float)(s->lr / (1 - pow(s->beta1, s->step)));
-        c.per_root = (float)(1 / sqrt(1 - pow(s->beta2, s->step)));
+    int64_t i = first + ((int64_t)blockIdx.x * THREADS + threadIdx.x) * N;
+    bool live = i + N <= a.count;
+    float p[N], g[N], m[N], v[N];
+    if (live) {
+        load_many<N>((const float *)a.grad + i, g);
+        load_many<N>((const float *)a.m + i, m);
+        load_many<N>((const float *)a.v + i, v);
+        load_many<N>((const float *)a.param + i, p);
     }
+    if (threadIdx.x < COEFFICIENTS)
+        (&c.b1)[threadIdx.x] = (float)(&a.scalars->beta1)[threadIdx.x];
+    else if (threadIdx.x == COEFFICIENTS)
+        skip = a.scalars->bad_step != 0;
     __syncthreads();
-    if (skip || i >= a.count) return;
-    p.x = update_one(c, p.x, g.x, &m.x, &v.x, i < a.decayed ? c.shrink : 1);
-    p.y = update_one(c, p.y, g.y, &m.y, &v.y, i + 1 < a.decayed ? c.shrink : 1);
-    p.z = update_one(c, p.z, g.z, &m.z, &v.z, i + 2 < a.decayed ? c.shrink : 1);
-    p.w = update_one(c, p.w, g.w, &m.w, &v.w, i + 3 < a.decayed ? c.shrink : 1);
-    store_four(param, i, a.count, p);
-    store_four(mean, i, a.count, m);
-    store_four(square, i, a.count, v);
-    if (a.copy) store_four((E *)a.copy, i, a.count, p);
+    const float zeros[N] = {};
+    if (live && a.clear) store_many<N>((float *)a.grad + i, zeros);
+    if (!live || skip) return;
+    int decayed = (int)kernel_max(0, kernel_min(N, a.decayed - i));
+    float per_root = __fdividef(1, c.root);
+#pragma unroll
+    for (int k = 0; k < N; k++)
+        p[k] = update_one(c, p[k], g[k], &m[k], &v[k], k < decayed ? c.shrink : 1, per_root);
+    store_many<N>((float *)a.m + i, m);
+    store_many<N>((float *)a.v + i, v);
+    store_many<N>((float *)a.param + i, p);
+    if (a.copy) store_many<N>((E *)a.copy + i, p);
 }
 
 template <typename E> static void adamw(const kernel_run *run, const adamw_args *a)
 {
-    if (a->count < 1) return;
-    cuda_launch_early(run->early, adamw_kernel<E>, (unsigned)kernel_blocks(a->count, BLOCK), THREADS, 0,
-                      (cudaStream_t)run->stream, *a);
+    cudaStream_t stream = (cudaStream_t)run->stream;
+    int64_t whole = a->count / 4 * 4;
+    if (whole > 0)
+        cuda_launch_early(run->early, adamw_kernel<E, 4>, (unsigned)kernel_blocks(whole, BLOCK), THREADS, 0,
+                          stream, *a, (int64_t)0);
+    if (a->count > whole) cuda_launch_early(run->early, adamw_kernel<E, 1>, 1, THREADS, 0, stream, *a, whole);
+}
+
+/* ---- clipping ---- */
+enum { NORM_PARTS = 264, NORM_PART_AT_LEAST = 4 * BLOCK };
+
+static __device__ inline double squares_of(float4 x)
+{
+    return (double)x.x * x.x + (double)x.y * x.y + ((double)x.z * x.z + (double)x.w * x.w);
+}
+
+/* Block: `per` elements, a multiple of four. The last one to arrive adds up all parts, in their order. */
+static __global__ void __launch_bounds__(THREADS) clip_kernel(clip_args a, int64_t per, double *part)
+{
+    cuda_wait_previous();
+    __shared__ double room[32];
+    __shared__ bool last;
+    int64_t first = (int64_t)blockIdx.x * per, end = first + per < a.count ? first + per : a.count;
+    int64_t i = first + 4 * (int64_t)threadIdx.x;
+    double sum = 0;
+#pragma unroll 4
+    for (; i + 4 <= end; i += BLOCK) sum += squares_of(*(const float4 *)((const float *)a.x + i));
+    if (i < end) sum += squares_of(load_four((const float *)a.x, i, end));
+    sum = block_sum(sum, room);
+    if (threadIdx.x == 0) {
+        part[blockIdx.x] = sum;
+        __threadfence();
+        last = atomicAdd((unsigned long long *)(void *)&a.scalars->arrived, 1ull) == gridDim.x - 1;
+    }
+    __syncthreads();
+    if (!last) return;
+    __threadfence();
+    sum = 0;
+    for (int i = threadIdx.x; i < (int)gridDim.x; i += THREADS) sum += __ldcg(part + i);
+    sum = block_sum(sum, room);
+    if (threadIdx.x) return;
+    a.scalars->arrived = 0;
+    clip_by(&a, sum);
+}
+
+template <typename E> static void clip(const kernel_run *run, const clip_args *a)
+{
+    int64_t most = kernel_max(1, kernel_min(NORM_PARTS, kernel_blocks(a->count, NORM_PART_AT_LEAST)));
+    int64_t per = kernel_max(4, (kernel_blocks(a->count, most) + 3) / 4 * 4);
+    cuda_launch_early(run->early, clip_kernel, (unsigned)kernel_max(1, kernel_blocks(a->count, per)), THREADS,
+                      0, (cudaStream_t)run->stream, *a, per, (double *)run->scratch);
 }
 
 /* ---- sums ---- */
@@ -96,17 +152,14 @@ static int64_t parts_of(int64_t count)
     return kernel_max(1, kernel_min(PARTS_MOST, kernel_blocks(count, PART_AT_LEAST)));
 }
 
-template <typename E, bool SQUARES>
+template <typename E>
 static __global__ void sum_parts(const E *x, int64_t count, int64_t per, int add, double *part)
 {
     cuda_wait_previous();
     __shared__ double room[32];
     int64_t first = (int64_t)blockIdx.x * per, last = first + per < count ? first + per : count;
     double sum = 0;
-    for (int64_t i = first + threadIdx.x; i < last; i += THREADS) {
-        float value = cuda_load(x + i);
-        sum += SQUARES ? (double)value * value : (double)value;
-    }
+    for (int64_t i = first + threadIdx.x; i < last; i += THREADS) sum += (double)cuda_load(x + i);
     sum = block_sum(sum, room);
     if (threadIdx.x == 0) part[blockIdx.x] = sum + (add ? part[blockIdx.x] : 0);
 }
@@ -122,32 +175,24 @@ static __global__ void add_up(const double *part, int64_t parts, double *out)
     if (threadIdx.x == 0) *out += sum;
 }
 
-template <typename E, bool SQUARES> static void reduce(const kernel_run *run, const reduce_args *a)
+template <typename E> static void reduce(const kernel_run *run, const reduce_args *a)
 {
     cudaStream_t stream = (cudaStream_t)run->stream;
     int64_t parts = parts_of(a->count);
     double *part = (double *)run->scratch;
     if (a->count < 1) return;
-    cuda_launch_early(run->early, sum_parts<E, SQUARES>, (unsigned)parts, THREADS, 0, stream, (const E *)a->x,
+    cuda_launch_early(run->early, sum_parts<E>, (unsigned)parts, THREADS, 0, stream, (const E *)a->x,
                       a->count, kernel_blocks(a->count, parts), parts == 1, parts == 1 ? a->out : part);
     if (parts == 1) return;
     cuda_launch_early(run->early, add_up, 1, THREADS, 0, stream, (const double *)part, parts, a->out);
 }
 
-template <typename E> static void sum_squares(const kernel_run *run, const reduce_args *a)
-{
-    if (a->activations)
-        reduce<E, true>(run, a);
-    else
-        reduce<float, true>(run, a);
-}
-
 template <typename E> static void sum(const kernel_run *run, const reduce_args *a)
 {
     if (a->activations)
-        reduce<E, false>(run, a);
+        reduce<E>(run, a);
     else
-        reduce<float, false>(run, a);
+        reduce<float>(run, a);
 }
 
 /* ---- the first NaN or infinity ---- */
@@ -221,22 +266,6 @@ template <typename E> static void convert(const kernel_run *run, const convert_a
                 (cudaStream_t)run->stream, (const float *)a->x, (E *)a->y, a->count);
 }
 
-/* ---- clipping ---- */
-static __global__ void clip_kernel(clip_args a)
-{
-    cuda_wait_previous();
-    double norm = a.average * sqrt(*a.sum_squares);
-    a.scalars->grad_scale = a.average * (a.limit > 0 && norm > a.limit ? a.limit / norm : 1);
-    if (a.norm) *a.norm = norm;
-    if (a.scalars->bad_step == 0 && !(isfinite(norm) && (!a.loss || isfinite(*a.loss))))
-        a.scalars->bad_step = a.scalars->step;
-}
-
-template <typename E> static void clip(const kernel_run *run, const clip_args *a)
-{
-    cuda_launch_early(run->early, clip_kernel, 1, 1, 0, (cudaStream_t)run->stream, *a);
-}
-
 #define ENTRIES(name, args)                                                                                  \
     extern "C" void name##_cuda_f32(const kernel_run *run, const args *a)                                    \
     {                                                                                                        \
@@ -247,7 +276,6 @@ template <typename E> static void clip(const kernel_run *run, const clip_args *a
         name<bf16>(run, a);                                                                                  \
     }
 ENTRIES(adamw, adamw_args)
-ENTRIES(sum_squares, reduce_args)
 ENTRIES(sum, reduce_args)
 ENTRIES(nonfinite, reduce_args)
 ENTRIES(convert, convert_args)

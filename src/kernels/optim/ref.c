@@ -7,25 +7,18 @@
 KERNEL(adamw, adamw_args)
 {
     const adamw_scalars *s = a->scalars;
-    const real *grad = a->grad;
-    real *p = a->param, *m = a->m, *v = a->v, *copy = a->copy;
+    real *p = a->param, *m = a->m, *v = a->v, *copy = a->copy, *grad = a->grad;
     real b1 = (real)s->beta1, b2 = (real)s->beta2, eps = (real)s->eps, scale = (real)s->grad_scale;
-    real rate = (real)(s->lr / (1 - pow(s->beta1, s->step))), root = (real)sqrt(1 - pow(s->beta2, s->step));
+    real rate = (real)s->rate, root = (real)s->root;
     for (int64_t i = 0; i < a->count && s->bad_step == 0; i++) {
-        real shrink = (real)(1 - (i < a->decayed ? s->lr * s->weight_decay : 0));
+        real shrink = i < a->decayed ? (real)s->shrink : 1;
         real g = grad[i] * scale;
         m[i] = b1 * m[i] + (1 - b1) * g;
         v[i] = b2 * v[i] + (1 - b2) * g * g;
         p[i] = shrink * p[i] - rate * m[i] / ((real)sqrt(v[i]) / root + eps);
         if (copy) copy[i] = p[i];
     }
-}
-
-KERNEL(sum_squares, reduce_args)
-{
-    double sum = 0;
-    for (int64_t i = 0; i < a->count; i++) sum += (double)((const real *)a->x)[i] * ((const real *)a->x)[i];
-    *a->out += sum;
+    for (int64_t i = 0; i < a->count && a->clear; i++) grad[i] = 0;
 }
 
 KERNEL(sum, reduce_args)
@@ -49,9 +42,7 @@ KERNEL(convert, convert_args)
 
 KERNEL(clip, clip_args)
 {
-    double norm = a->average * sqrt(*a->sum_squares);
-    a->scalars->grad_scale = a->average * (a->limit > 0 && norm > a->limit ? a->limit / norm : 1);
-    if (a->norm) *a->norm = norm;
-    if (a->scalars->bad_step == 0 && !(isfinite(norm) && (!a->loss || isfinite(*a->loss))))
-        a->scalars->bad_step = a->scalars->step;
+    double sum = 0;
+    for (int64_t i = 0; i < a->count; i++) sum += (double)((const real *)a->x)[i] * ((const real *)a->x)[i];
+    clip_by(a, sum);
 }

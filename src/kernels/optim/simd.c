@@ -4,6 +4,8 @@
 
 #include "base/threads.h"
 
+#include <string.h>
+
 enum { BLOCK = 16384, SUMS = 4096 }; /* SUMS: blocks whose partial sums fit the scratch every device has */
 
 typedef struct update {
@@ -16,8 +18,7 @@ static void adamw_block(void *context, int64_t task, int worker)
 {
     (void)worker;
     const update *u = context;
-    const real *grad = u->a->grad;
-    real *p = u->a->param, *m = u->a->m, *v = u->a->v, *copy = u->a->copy;
+    real *p = u->a->param, *m = u->a->m, *v = u->a->v, *copy = u->a->copy, *grad = u->a->grad;
     int64_t start = u->first + task * BLOCK, end = kernel_min(u->end, start + BLOCK);
     real per_root = 1 / u->root;
     for (int64_t i = start, left; left = end - i, left > 0; i += VL) {
@@ -30,6 +31,7 @@ static void adamw_block(void *context, int64_t task, int worker)
         vreal value = u->shrink * v_load_up_to(p + i, left) - step;
         v_store_up_to(p + i, value, left);
         if (copy) v_store_up_to(copy + i, value, left);
+        if (u->a->clear) v_store_up_to(grad + i, v_zero(), left);
     }
 }
 
@@ -45,11 +47,12 @@ KERNEL(adamw, adamw_args)
                     (real)s->beta2,
                     (real)s->eps,
                     (real)s->grad_scale,
-                    (real)(1 - (decay ? s->lr * s->weight_decay : 0)),
-                    (real)(s->lr / (1 - pow(s->beta1, s->step))),
-                    (real)sqrt(1 - pow(s->beta2, s->step))};
+                    decay ? (real)s->shrink : 1,
+                    (real)s->rate,
+                    (real)s->root};
         threads_run(run->threads, kernel_blocks(u.end - u.first, BLOCK), adamw_block, &u);
     }
+    if (s->bad_step != 0 && a->clear) memset(a->grad, 0, (size_t)a->count * sizeof(real));
 }
 
 typedef struct reduction {
@@ -96,9 +99,11 @@ static void reduce(const kernel_run *run, const reduce_args *a, int squares)
     }
 }
 
-KERNEL(sum_squares, reduce_args)
+KERNEL(clip, clip_args)
 {
-    reduce(run, a, 1);
+    double sum = 0;
+    reduce(run, &(reduce_args){.count = a->count, .x = a->x, .out = &sum}, 1);
+    clip_by(a, sum);
 }
 
 KERNEL(sum, reduce_args)
