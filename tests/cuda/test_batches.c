@@ -57,6 +57,7 @@ static setup open_setup(const char *options, int64_t batch)
                          .first_place = s.first_place,
                          .step = batch,
                          .ahead = on_device(s.dev, (size_t)batch * sizeof(mqar_ahead)),
+                         .place = on_device(s.dev, (size_t)(batch * v->length) * sizeof(int64_t)),
                          .ids = on_device(s.dev, (size_t)(batch * v->length) * sizeof(int32_t)),
                          .rows = on_device(s.dev, (size_t)(batch * v->pairs) * sizeof(int64_t)),
                          .targets = on_device(s.dev, (size_t)(batch * v->pairs) * sizeof(int32_t))};
@@ -66,7 +67,8 @@ static setup open_setup(const char *options, int64_t batch)
 
 static void close_setup(setup *s)
 {
-    void *all[] = {s->log_weight, s->first_place, s->args.ahead, s->args.ids, s->args.rows, s->args.targets};
+    void *all[] = {s->log_weight, s->first_place, s->args.ahead,  s->args.ids,
+                   s->args.place, s->args.rows,   s->args.targets};
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) device_free(s->dev, all[i]);
     device_destroy(&s->dev);
     blurry_samples_destroy(&s->samples);
@@ -95,6 +97,11 @@ static void check_batch(setup *s, uint64_t place)
     expect(s, a->ids, s->samples->tokens, (size_t)(a->batch * a->length) * sizeof(int32_t));
     expect(s, a->rows, s->samples->rows, (size_t)(a->batch * a->pairs) * sizeof(int64_t));
     expect(s, a->targets, s->samples->labels, (size_t)(a->batch * a->pairs) * sizeof(int32_t));
+    int64_t tokens = a->batch * a->length, *place_of = malloc((size_t)tokens * sizeof *place_of);
+    for (int64_t i = 0; i < tokens; i++) place_of[i] = -1;
+    for (int64_t i = 0; i < s->samples->row_count; i++) place_of[s->samples->rows[i]] = i;
+    expect(s, a->place, place_of, (size_t)tokens * sizeof *place_of);
+    free(place_of);
     mqar_ahead ahead;
     assert_ok(device_download(s->dev, &ahead, a->ahead + a->batch - 1, sizeof ahead));
     assert_int_equal(ahead.end, (int64_t)place + a->batch + a->step);
