@@ -6,7 +6,7 @@
 
 #include <math.h>
 
-enum { MADE_BYTES_MOST = 128 << 20, FOLD_MOST = 8, OWN_SLOTS_BYTES = 32 << 20 };
+enum { MADE_BYTES_MOST = 128 << 20, FOLD_MOST = 8, OWN_SLOTS_BYTES = 32 << 20, ROWS_BYTES = 32 << 20 };
 
 int fast_wished_form;
 
@@ -166,16 +166,18 @@ size_t fast_saved_bytes(const bla_shape *s)
 
 /* ---- the forward pass in two: cuda_fast_states.cu, then cuda_fast_read.cuh ---- */
 
-/* Columns to a block of the first one: a step of all blocks takes what its bytes take from the second-level
- * cache, for one multiprocessor and for all, and never less than its latency. */
-static int choose_columns(const fast_kernels *k, int64_t chains, int multiprocessors)
+/* Columns to a block of the kernels that take a chain through its chunks, forwards or backwards: a step of
+ * all blocks takes what its bytes take from the second-level cache, for one multiprocessor and for all, and
+ * never less than its latency. */
+static int choose_columns(const fast_kernels *k, int64_t chains, int multiprocessors, bool backwards)
 {
     int best = 16;
     double least = INFINITY;
-    for (int columns = 16; columns <= 64 && columns <= k->D; columns *= 2) {
+    for (int columns = backwards ? 32 : 16; columns <= 64 && columns <= k->D; columns *= 2) {
         double blocks = (double)(chains * 2 * (k->D / columns)),
                at_once = fmin(blocks, 2.0 * multiprocessors);
-        double bytes = 2.0 * CHUNK * (k->SP + columns) + 2.0 * k->SP * columns;
+        double bytes = backwards ? fast_collect_stage(k->SP, columns) + 2.0 * CHUNK * columns
+                                 : 2.0 * CHUNK * (k->SP + columns) + 2.0 * k->SP * columns;
         double one = bytes * ceil(at_once / multiprocessors) / 90e3, all = bytes * at_once / 5.5e6;
         double cost = ceil(blocks / (2.0 * multiprocessors)) * fmax(0.25, fmax(one, all));
         if (cost < least) least = cost, best = columns;
@@ -215,8 +217,35 @@ static void forward_in_two(const fast_tables *t, const bla_shape *s, const bla_c
 {
     run->sequences = (int)(call->chains / call->Hkv);
     run->units = (uint32_t)read_units(s, call, chunks);
-    fast_states(t->kernels, choose_columns(t->kernels, call->chains, t->multiprocessors), call, run, stream);
+    fast_states(t->kernels, choose_columns(t->kernels, call->chains, t->multiprocessors, false), call, run,
+                stream);
     if (call->o) t->kernels->read(call, run, stream);
+}
+
+/* ---- the backward pass in two: cuda_fast_rows.cuh, then cuda_fast_collect.cu ---- */
+
+/* What the first one leaves; 0: it is not there for this shape, or that would leave the second-level cache.
+ */
+static size_t rows_bytes(const bla_shape *s, const fast_kernels *k)
+{
+    int64_t units = (s->tokens / CHUNK + s->batch + 1) * s->H;
+    size_t all = k->rows ? size_of(units, 2 * (size_t)fast_rows_bytes(k->SP)) : 0;
+    return all <= ROWS_BYTES ? all : 0;
+}
+
+/* As in_two: its second kernel takes a sequence's chunks one after another. */
+static bool backward_in_two(const fast_tables *t, const bla_shape *s, const bla_call *call, int64_t chunks,
+                            fast_run *run, cudaStream_t stream)
+{
+    if (!run->rows || (t->loose > 0 && !run->made) || chunks > INT32_MAX ||
+        read_units(s, call, chunks) > INT32_MAX || (fast_wished_form ? fast_wished_form == 1 : chunks > 16))
+        return false;
+    run->sequences = (int)(call->chains / call->Hkv);
+    run->units = (uint32_t)read_units(s, call, chunks);
+    t->kernels->rows(call, run, stream);
+    fast_collect(t->kernels, choose_columns(t->kernels, call->chains, t->multiprocessors, true), call, run,
+                 stream);
+    return true;
 }
 
 /* ---- calls ---- */
@@ -246,7 +275,7 @@ void fast_forward(const fast_tables *t, const bla_shape *s, const bla_call *call
     carver m = {(char *)workspace, 0};
     int64_t states = (int64_t)t->multiprocessors * k->state_blocks;
     bf16 *own = forward_place(s, k, states, &m, &run);
-    run.saved = (bf16 *)saved, run.spread = t->multiprocessors;
+    run.saved = (bf16 *)saved, run.spread = t->multiprocessors, run.early = t->early;
     int64_t chunks = (longest + CHUNK - 1) / CHUNK;
     make_entries(t, s, call, chunks, states, &run, stream);
     fast_pass pass = call->o ? FAST_READ : FAST_STATES;
@@ -265,6 +294,13 @@ void fast_forward(const fast_tables *t, const bla_shape *s, const bla_call *call
     k->forward(call, &run, pass, stream);
 }
 
+static void backward_place(const bla_shape *s, const fast_kernels *k, int64_t blocks, carver *m, fast_run *r)
+{
+    pass_place(s, k, blocks, m, r);
+    size_t rows = rows_bytes(s, k);
+    r->rows = rows ? (char *)carve(m, rows) : NULL;
+}
+
 /* A backward pass takes its own states, then those of a forward pass, which also end at once when it has
  * notes. */
 size_t fast_backward_workspace(const bla_shape *s, int multiprocessors)
@@ -273,7 +309,7 @@ size_t fast_backward_workspace(const bla_shape *s, int multiprocessors)
     fast_run run;
     carver m = {NULL, 0};
     if (!k) return 0;
-    pass_place(s, k, (int64_t)multiprocessors * k->backward_blocks, &m, &run);
+    backward_place(s, k, (int64_t)multiprocessors * k->backward_blocks, &m, &run);
     carve(&m, saved_for(k, s));
     return size_add(m.used, fast_forward_workspace(s, multiprocessors));
 }
@@ -285,9 +321,9 @@ void fast_backward(const fast_tables *t, const bla_shape *s, const bla_call *cal
     fast_run run = {};
     carver m = {(char *)workspace, 0};
     int64_t blocks = (int64_t)t->multiprocessors * k->backward_blocks;
-    pass_place(s, k, blocks, &m, &run);
+    backward_place(s, k, blocks, &m, &run);
     int64_t chunks = (longest + CHUNK - 1) / CHUNK;
-    run.saved = (bf16 *)(uintptr_t)saved, run.spread = t->multiprocessors;
+    run.saved = (bf16 *)(uintptr_t)saved, run.spread = t->multiprocessors, run.early = t->early;
     make_entries(t, s, call, chunks, blocks, &run, stream);
     if (!saved) {
         run.saved = (bf16 *)carve(&m, saved_for(k, s));
@@ -295,6 +331,7 @@ void fast_backward(const fast_tables *t, const bla_shape *s, const bla_call *cal
         states.o = NULL;
         fast_forward(t, s, &states, longest, run.saved, m.base + m.used, stream);
     }
+    if (backward_in_two(t, s, call, chunks, &run, stream)) return;
     run.segments = choose_segments(call->chains, chunks, blocks, 0.15);
     run.parts = choose_parts(call->chains, chunks, run.segments, blocks, states_most(s, blocks));
     k->backward(call, &run, false, stream);

@@ -23,13 +23,27 @@ struct fast_run {
     /* The forward pass in two (cuda_fast_read.cuh): */
     uint32_t units; /* query heads times chunks, with gaps where sequences are packed */
     int sequences;
+    int early;  /* cuda_launch_early */
+    char *rows; /* the backward pass in two: what its first kernel leaves, fast_rows_bytes for each query
+                   head's side of K and of V of every chunk */
 };
 
-/* Chunk states of chain (b, h) are saved from this index on, Hkv apart: floor(first / 64) + b chunks of every
- * head lie before sequence b. */
-static inline __host__ __device__ int64_t fast_saved_base(int64_t first, int64_t b, int64_t Hkv, int64_t h)
+/* dX or p [64, SP] in 8 x 8 matrices, then dA or G [64, 64], of which the 16 x 16 blocks on and below the
+ * diagonal. */
+static constexpr __host__ __device__ int fast_inner_at(int row, int column)
 {
-    return (first / 64 + b) * Hkv + h;
+    return (row * (row + 1) / 2 + column) * 512;
+}
+static constexpr __host__ __device__ int64_t fast_rows_bytes(int SP)
+{
+    return 64 * SP * 2 + fast_inner_at(4, 0);
+}
+
+/* Chunk states of chain (b, h) are saved from this index on, `heads` apart: floor(first / 64) + b chunks of
+ * every head lie before sequence b. */
+static inline __host__ __device__ int64_t fast_saved_base(int64_t first, int64_t b, int64_t heads, int64_t h)
+{
+    return (first / 64 + b) * heads + h;
 }
 
 enum fast_pass {
@@ -49,12 +63,20 @@ struct fast_kernels {
     void (*backward)(const bla_call *call, const fast_run *run, bool correct, cudaStream_t stream);
     /* The forward pass where the slots before every chunk are in run->saved; NULL: not for this shape. */
     void (*read)(const bla_call *call, const fast_run *run, cudaStream_t stream);
+    /* The backward pass before fast_collect, likewise. */
+    void (*rows)(const bla_call *call, const fast_run *run, cudaStream_t stream);
 };
 
 /* Saves the slots before every chunk, `columns` (16, 32 or 64) of them to a block, and those on exit.
  * (cuda_fast_states.cu) */
 void fast_states(const fast_kernels *k, int columns, const bla_call *call, const fast_run *run,
                  cudaStream_t stream);
+
+/* The gradients of keys, values and the slots on entry from run->rows, `columns` (32 or 64) of them to a
+ * block. (cuda_fast_collect.cu) */
+void fast_collect(const fast_kernels *k, int columns, const bla_call *call, const fast_run *run,
+                  cudaStream_t stream);
+int fast_collect_stage(int SP, int columns); /* bytes a block loads for a chunk */
 
 /* The instantiations of one padded width, one file each; `slots` is 32, 64 or 128. NULL: not covered. */
 const fast_kernels *fast_kernels_32(int slots, int decay);
@@ -65,6 +87,7 @@ struct fast_tables {
     const fast_kernels *kernels; /* NULL: the shape is not covered */
     int multiprocessors;
     int loose;     /* periods that are not tabulated */
+    int early;     /* whether kernels can wait for the ones before: cuda_launch_early */
     double *sines; /* device memory */
     char *entries; /* device memory */
 };
@@ -73,7 +96,7 @@ struct fast_tables {
  * any phase. Slots differ by their phase only. */
 double fast_gates_range(int64_t S, double T, double least_gate);
 
-/* How tests and measurements want forward passes to be made: 0: as is fastest, 1: in one pass, 2: in two
+/* How tests and measurements want both passes to be made: 0: as is fastest, 1: in one pass, 2: in two
  * where those cover the call. */
 extern int fast_wished_form;
 

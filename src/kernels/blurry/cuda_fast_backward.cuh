@@ -126,27 +126,23 @@ static __device__ inline void backward_put_rows(char *tile, const uint32_t (&a)[
     }
 }
 
-/* Step 1 on the side of K, once dP is there: dX times scale and c as fragments, and dX and p in shared
- * memory. */
-template <typename F, bool DECAY>
-static __device__ inline void backward_softmax(float (&x)[F::SP / 8][4], float2 sum, float scale,
-                                               const backward_side<F> &s, uint32_t (&d_x)[F::KS][4])
+/* Step 1 on the side of K, once dP is there: dX times scale and c, and p times c, as fragments. */
+template <int SP, bool DECAY>
+static __device__ inline void backward_softmax(float (&x)[SP / 8][4], float2 sum, float scale,
+                                               const float4 *d_p, const char *c, int rows,
+                                               uint32_t (&d_x)[SP / 16][4], uint32_t (&p)[SP / 16][4])
 {
-    constexpr int N = F::SP / 8;
-    int lane = threadIdx.x & 31;
-    const float4 *d_p = (const float4 *)(s.rows_all + s.rows * (F::ROWS / 4)) + lane;
     float low = 1.0f / sum.x, high = 1.0f / sum.y, mean[2] = {0.0f, 0.0f};
 #pragma unroll
-    for (int n = 0; n < N; n++) {
+    for (int n = 0; n < SP / 8; n++) {
         float4 d = d_p[n * 32];
         x[n][0] *= low, x[n][1] *= low, x[n][2] *= high, x[n][3] *= high;
         mean[0] += x[n][0] * d.x + x[n][1] * d.y, mean[1] += x[n][2] * d.z + x[n][3] * d.w;
     }
     mean[0] = quad_sum(mean[0]), mean[1] = quad_sum(mean[1]);
     __syncwarp(); /* so that dP is read again, not kept in registers that are not there */
-    uint32_t p[F::KS][4];
 #pragma unroll
-    for (int k = 0; k < F::KS; k++) {
+    for (int k = 0; k < SP / 16; k++) {
         float y[2][4];
         float4 d[2] = {d_p[2 * k * 32], d_p[(2 * k + 1) * 32]};
 #pragma unroll
@@ -157,17 +153,13 @@ static __device__ inline void backward_softmax(float (&x)[F::SP / 8][4], float2 
             y[i][3] = x[2 * k + i][3] * (d[i].w - mean[1]) * scale;
         }
         if (DECAY) {
-            uint4 c = fast_c_load(s.c, F::SP, s.rows, k);
-            fast_c_scale(c, y[0], y[1]);
-            fast_c_scale(c, x[2 * k], x[2 * k + 1]);
+            uint4 factor = fast_c_load(c, SP, rows, k);
+            fast_c_scale(factor, y[0], y[1]);
+            fast_c_scale(factor, x[2 * k], x[2 * k + 1]);
         }
         tile_pack(d_x[k], y[0], y[1]);
         tile_pack(p[k], x[2 * k], x[2 * k + 1]);
     }
-    __syncwarp(); /* every lane has read dP: its place is taken */
-    char *to = s.rows_all + s.rows * (F::ROWS / 4);
-    backward_put_rows<F::US>(to, d_x);
-    backward_put_rows<F::US>(to + F::ROWS / 8, p);
 }
 
 /* Causal products of rows with P^T for the first 16 U tokens: into the side's inner tile, and, with K, on to
@@ -279,7 +271,13 @@ static __device__ inline void backward_head(const bla_call &c, const fast_place 
             fast_mask(x, c.periods + p.chain.h, p.chain.position + chunk * CHUNK + 16 * s.rows, c.S, 0);
             float2 sum = fast_exponentials<1>(x, c.scale * 1.4426950408889634f, s.rows, 0, NULL);
             barrier_named(1 + s.rows, 64);
-            backward_softmax<F, DECAY>(x, sum, c.scale, s, w);
+            char *handed = s.rows_all + s.rows * (F::ROWS / 4);
+            uint32_t weights[F::KS][4];
+            backward_softmax<SP, DECAY>(x, sum, c.scale, (const float4 *)handed + (threadIdx.x & 31), s.c,
+                                        s.rows, w, weights);
+            __syncwarp(); /* every lane has read dP: its place is taken */
+            backward_put_rows<F::US>(handed, w);
+            backward_put_rows<F::US>(handed + F::ROWS / 8, weights);
         } else {
             if (DECAY) fast_scale<SP>(x, s.c, s.rows, 0);
             float4 *to = (float4 *)(s.rows_all + s.rows * (F::ROWS / 4)) + (threadIdx.x & 31);

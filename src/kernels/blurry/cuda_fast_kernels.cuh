@@ -1,7 +1,7 @@
 /* Instantiates the tensor-core kernels for the width FAST_D. Included by cuda_fast_<width>.cu, so that the
  * widths compile side by side. */
 #include "kernels/blurry/cuda_fast_correct.cuh"
-#include "kernels/blurry/cuda_fast_read.cuh"
+#include "kernels/blurry/cuda_fast_rows.cuh"
 
 /* Warps that share the slots of a row group: the state of the largest shapes takes the registers of eight. */
 static constexpr int state_split(int D, int SP)
@@ -46,13 +46,27 @@ static void read_launch(const bla_call *call, const fast_run *run, cudaStream_t 
     typedef read_form<D, SP> F;
     unsigned most = (unsigned)(run->spread * F::BLOCKS);
     if (run->units == 0) return;
-    cuda_launch(fast_read_kernel<D, SP, DECAY>, dim3(run->units < most ? run->units : most), dim3(F::THREADS),
-                F::SHARED, stream, *call, *run);
+    cuda_launch_early(run->early, fast_read_kernel<D, SP, DECAY>, dim3(run->units < most ? run->units : most),
+                      dim3(F::THREADS), F::SHARED, stream, *call, *run);
 }
 
 template <int D, int SP, bool DECAY> static constexpr auto read_of(void) -> decltype(fast_kernels::read)
 {
     if constexpr (read_form<D, SP>::FITS) return read_launch<D, SP, DECAY>;
+    return NULL;
+}
+
+template <int D, int SP, bool DECAY>
+static void rows_launch(const bla_call *call, const fast_run *run, cudaStream_t stream)
+{
+    typedef rows_form<D, SP> F;
+    if (run->units == 0) return;
+    cuda_launch_early(run->early, fast_rows_kernel<D, SP, DECAY>, dim3(run->units), dim3(F::THREADS),
+                      F::SHARED + (DECAY ? F::TABLE : 0), stream, *call, *run);
+}
+template <int D, int SP, bool DECAY> static constexpr auto rows_of(void) -> decltype(fast_kernels::rows)
+{
+    if constexpr (rows_form<D, SP>::FITS) return rows_launch<D, SP, DECAY>;
     return NULL;
 }
 
@@ -65,7 +79,8 @@ template <int D, int SP, bool DECAY> static const fast_kernels *kernels_of(void)
                                          backward_form<D, SP>::BLOCKS,
                                          forward_launch<D, SP, DECAY>,
                                          backward_launch<D, SP, DECAY>,
-                                         read_of<D, SP, DECAY>()};
+                                         read_of<D, SP, DECAY>(),
+                                         rows_of<D, SP, DECAY>()};
     return &kernels;
 }
 

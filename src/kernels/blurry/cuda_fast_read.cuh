@@ -41,7 +41,7 @@ template <typename F> static __device__ inline read_tiles read_view(char *shared
 
 struct read_unit {
     int64_t token, t0;     /* its first token and that one's position */
-    int64_t slots;         /* of the chunk among the saved ones */
+    int64_t slots, rows;   /* of the chunk among the saved ones, for keys and for queries */
     int b, chunk, head, h; /* head: of all query heads; h: of those of keys */
     int n;                 /* its tokens; 0: there is no such chunk */
 };
@@ -73,6 +73,7 @@ static __device__ inline read_unit read_unit_of(const bla_call &c, const fast_ru
     x.b = (int)b;
     x.token = first + (int64_t)x.chunk * CHUNK;
     x.slots = fast_saved_base(first, b, c.Hkv, x.h) + (int64_t)x.chunk * c.Hkv;
+    x.rows = fast_saved_base(first, b, c.H, x.head) + (int64_t)x.chunk * c.H;
     x.t0 = (c.positions ? *(const int64_t *)(c.positions + b * c.position_stride) : 0) +
            (int64_t)x.chunk * CHUNK;
     return x;
@@ -142,6 +143,7 @@ static __device__ inline void read_finish(const bla_call &c, const read_unit &u,
 template <int D, int SP, bool DECAY>
 static __global__ void __launch_bounds__(256, 2) fast_read_kernel(bla_call c, fast_run r)
 {
+    cuda_wait_previous();
     typedef read_form<D, SP> F;
     CUDA_DYNAMIC_SHARED(char, shared);
     const read_tiles t = read_view<F>(shared);

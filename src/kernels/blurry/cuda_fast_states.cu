@@ -90,6 +90,7 @@ static __device__ inline void states_save(const float (&x)[F::NT][4], char *tile
 template <int SP, int W, bool DECAY>
 static __global__ void __launch_bounds__(2 * SP, 2) fast_states_kernel(bla_call c, fast_run r, int D)
 {
+    cuda_wait_previous();
     typedef states_form<SP, W> F;
     CUDA_DYNAMIC_SHARED(char, shared);
     const states_place p = states_place_of<F>(c, D);
@@ -132,8 +133,9 @@ static void states_launch(int D, const bla_call *call, const fast_run *run, cuda
     typedef states_form<SP, W> F;
     int64_t blocks = call->chains * 2 * (D / W);
     if (blocks <= 0) return;
-    cuda_launch(call->decay ? fast_states_kernel<SP, W, true> : fast_states_kernel<SP, W, false>,
-                dim3((unsigned)blocks), dim3(F::THREADS), F::SHARED, stream, *call, *run, D);
+    cuda_launch_early(run->early,
+                      call->decay ? fast_states_kernel<SP, W, true> : fast_states_kernel<SP, W, false>,
+                      dim3((unsigned)blocks), dim3(F::THREADS), F::SHARED, stream, *call, *run, D);
 }
 
 template <int SP>

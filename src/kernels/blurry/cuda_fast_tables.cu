@@ -109,7 +109,9 @@ size_t fast_entries_total(const bla_shape *s, const fast_kernels *k, int *loose)
 cudaError_t fast_prepare(const bla_shape *s, fast_tables *t, bla_period *periods)
 {
     const fast_kernels *k = t->kernels;
-    cudaError_t error = upload_sines(s->S, &t->sines);
+    cudaFuncAttributes code;
+    cudaError_t error = cudaFuncGetAttributes(&code, (const void *)entries_kernel);
+    if (error == cudaSuccess) t->early = code.ptxVersion >= 90, error = upload_sines(s->S, &t->sines);
     int loose = 0;
     size_t total = fast_entries_total(s, k, &t->loose);
     int64_t stride;
