@@ -100,12 +100,14 @@ void ops_products(void **state)
                                     {"c before", OP_FIXED, batch * m * n}}};
             op_case_check(&c);
         }
-    /* the last: more than one block of a product in every direction, and more than one part of d_weight */
-    static const int64_t linear[][3] = {{0, 16, 70},   {1, 33, 8},     {6, 16, 70},     {77, 33, 8},
-                                        {520, 16, 70}, {300, 136, 48}, {1100, 270, 140}};
-    for (int i = 0; i < 7; i++)
-        for (int64_t option = i == 6 ? 3 : 0; option < (i == 6 ? 4 : 5);
-             option++) { /* 4: three maps at once */
+    /* {rows, in, out, first option, last option}; option 4: three maps at once. Some: more than one block of
+     * a product in every direction, and more than one part of d_weight. */
+    static const int64_t linear[][5] = {{0, 16, 70, 0, 4},   {1, 33, 8, 0, 4},    {6, 16, 70, 0, 4},
+                                        {77, 33, 8, 0, 4},   {520, 16, 70, 0, 4}, {300, 136, 48, 0, 4},
+                                        {1, 8, 8, 0, 4},     {70, 72, 200, 2, 4}, {65, 384, 24, 2, 2},
+                                        {65, 24, 384, 3, 4}, {8200, 8, 16, 4, 4}, {1100, 270, 140, 3, 3}};
+    for (size_t i = 0; i < sizeof linear / sizeof linear[0]; i++)
+        for (int64_t option = linear[i][3]; option <= linear[i][4]; option++) {
             int64_t n = linear[i][0], in = linear[i][1], out = linear[i][2], maps = option == 4 ? 3 : 1;
             op_case c = {.family = "linear",
                          .note = maps > 1 ? "several maps"
