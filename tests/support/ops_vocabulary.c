@@ -6,7 +6,7 @@
 #include <string.h>
 
 /* ---- embedding: vocabulary S, width K ---- */
-static int32_t ids[4 * 200];
+static int32_t ids[3 * 3100];
 static const uint64_t dropout_key[2] = {11, 3};
 
 static embed_args embed_of(const op_call *call)
@@ -52,8 +52,9 @@ void ops_embedding(void **state)
 {
     (void)state;
     static const int64_t position[] = {0, 3, 1},
-                         shapes[][3] = {{0, 8, 23}, {1, 5, 23}, {17, 33, 23}, {200, 70, 23}, {150, 16, 9001}};
-    for (int i = 0; i < 5; i++)
+                         shapes[][3] = {{0, 8, 23},      {1, 5, 23},     {17, 33, 23},   {200, 70, 23},
+                                        {150, 16, 9001}, {400, 64, 700}, {3100, 8, 1500}};
+    for (int i = 0; i < 7; i++)
         for (int64_t option = 0; option < (i < 4 ? 2 : 1); option++) {
             int64_t B = 3, L = shapes[i][0], K = shapes[i][1], S = shapes[i][2], V = L > 1 ? L : 2;
             for (int64_t r = 0; r < B * L; r++) ids[r] = (int32_t)(r % 3 ? r * 7 % S : 0);

@@ -48,14 +48,27 @@ template <typename T, int N> __global__ void __launch_bounds__(THREADS) embed_po
 /* ---- launches ---- */
 enum { TOKENS_AT_ONCE = 1 << 20 };
 
-/* Where the sorted list lies: order [n], then start [vocab + 1]. */
+/* Where the sorted list lies: order [n], start [vocab + 1], arrived [blocks, slabs]. */
 static size_t order_bytes(int64_t n)
 {
     return kernel_round64((size_t)n * sizeof(int32_t));
 }
-static size_t sorted_bytes(int64_t n, int64_t vocab)
+static size_t start_bytes(int64_t vocab)
 {
-    return order_bytes(n) + kernel_round64((size_t)(vocab + 1) * sizeof(int32_t));
+    return kernel_round64((size_t)(vocab + 1) * sizeof(int32_t));
+}
+/* As many as there can be: blocks take SEGMENT places for every group at least, and their sums have room in
+ * scratch; slabs 32 columns. */
+static int64_t counters_of(int64_t n, int64_t width)
+{
+    int64_t room = KERNEL_SCRATCH_CUDA / (2 * width * (int64_t)sizeof(float));
+    return kernel_max(1, kernel_min(kernel_blocks(n, THREADS / 32 * SEGMENT), room)) *
+           kernel_blocks(width, 32);
+}
+static size_t sorted_bytes(int64_t n, const embed_args *a)
+{
+    return order_bytes(n) + start_bytes(a->vocab) +
+           kernel_round64((size_t)counters_of(n, a->width) * sizeof(unsigned));
 }
 
 /* Whether all tokens are sorted at once: forward can do it, beside what follows. */
@@ -64,39 +77,40 @@ static bool sorts_early(const embed_args *a)
     return a->batch * a->length <= TOKENS_AT_ONCE;
 }
 
-static void sort_tokens(const kernel_run *run, const int32_t *id, int64_t n, int64_t vocab, void *sorted)
+static void sort_tokens(const kernel_run *run, const embed_args *a, const int32_t *id, int64_t n,
+                        char *sorted)
 {
     int bits = BITS_LEAST;
-    while (bits < BITS_MOST && vocab >> bits > SORT_BLOCKS) bits++;
-    cuda_launch(embed_sort_kernel, dim3((unsigned)kernel_blocks(vocab, 1 << bits)), dim3(SORT_THREADS),
-                (size_t)SORT_WARPS << bits << 2, (cudaStream_t)run->stream, id, n, vocab, bits,
-                (int32_t *)sorted, (int32_t *)((char *)sorted + order_bytes(n)));
+    while (bits < BITS_MOST && a->vocab >> bits > SORT_BLOCKS) bits++;
+    int32_t *start = (int32_t *)(sorted + order_bytes(n));
+    cuda_launch(embed_sort_kernel, dim3((unsigned)kernel_blocks(a->vocab, 1 << bits)), dim3(SORT_THREADS),
+                (size_t)SORT_WARPS << bits << 2, (cudaStream_t)run->stream, id, n, a->vocab, bits,
+                (int32_t *)sorted, start, (unsigned *)((char *)start + start_bytes(a->vocab)),
+                counters_of(n, a->width));
 }
 
 /* Gradients of at most TOKENS_AT_ONCE tokens. */
 template <typename T, int N> static void embed_tokens(const kernel_run *run, embed_sums s)
 {
-    cudaStream_t stream = (cudaStream_t)run->stream;
-    int64_t vocab = s.a.vocab, width = s.a.width;
+    int64_t width = s.a.width;
     char *scratch = (char *)run->scratch, *sorted = scratch;
     if (s.a.saved && sorts_early(&s.a))
         sorted = (char *)s.a.saved;
     else
-        sort_tokens(run, s.a.id + s.origin, s.n, vocab, sorted);
-    size_t used = sorted_bytes(s.n, vocab);
-    int64_t room = (KERNEL_SCRATCH_CUDA - (int64_t)used) / (2 * width * (int64_t)sizeof(float));
-    s.order = (int32_t *)sorted, s.start = (int32_t *)(sorted + order_bytes(s.n));
-    s.per_segment = kernel_max(SEGMENT, kernel_blocks(s.n, kernel_max(1, room)));
-    s.segments = kernel_blocks(s.n, s.per_segment);
-    s.head = (float *)(scratch + used), s.tail = s.head + s.segments * width;
+        sort_tokens(run, &s.a, s.a.id + s.origin, s.n, sorted);
+    size_t used = sorted_bytes(s.n, &s.a);
     s.lanes = lanes_for(width / N);
-    unsigned slabs = (unsigned)kernel_blocks(width, (int64_t)s.lanes * N);
-    cuda_launch_early(run->early, embed_segment_kernel<T, N>,
-                      dim3((unsigned)kernel_blocks(s.segments * s.lanes, THREADS), slabs), dim3(THREADS),
-                      THREADS * N * sizeof(float), stream, s);
-    cuda_launch_early(run->early, embed_join_kernel<N>,
-                      dim3((unsigned)kernel_blocks(s.segments * s.lanes, THREADS), slabs), dim3(THREADS),
-                      THREADS * N * sizeof(float), stream, s);
+    int64_t room =
+                kernel_max(1, (KERNEL_SCRATCH_CUDA - (int64_t)used) / (2 * width * (int64_t)sizeof(float))),
+            groups = THREADS / s.lanes;
+    s.order = (int32_t *)sorted, s.start = (int32_t *)(sorted + order_bytes(s.n));
+    s.arrived = (unsigned *)((char *)s.start + start_bytes(s.a.vocab));
+    s.per_group = kernel_max(SEGMENT, kernel_blocks(s.n, room * groups)), s.per_block = s.per_group * groups;
+    int64_t blocks = kernel_blocks(s.n, s.per_block);
+    s.head = (float *)(scratch + used), s.tail = s.head + blocks * width;
+    cuda_launch_early(run->early, embed_sums_kernel<T, N>,
+                      dim3((unsigned)blocks, (unsigned)kernel_blocks(width, (int64_t)s.lanes * N)),
+                      dim3(THREADS), THREADS * N * sizeof(float), (cudaStream_t)run->stream, s);
 }
 
 template <typename T, int N> static void embed_backward_as(const kernel_run *run, const embed_args *a)
@@ -117,7 +131,7 @@ template <typename T, int N> static void embed_backward_as(const kernel_run *run
 template <typename T, int N> static void embed_forward_as(const kernel_run *run, const embed_args *a)
 {
     int64_t tokens = a->batch * a->length, items = tokens * (a->width / N);
-    if (a->saved && sorts_early(a)) sort_tokens(side_run(run), a->id, tokens, a->vocab, a->saved);
+    if (a->saved && sorts_early(a)) sort_tokens(side_run(run), a, a->id, tokens, (char *)a->saved);
     cuda_launch_early(run->early, embed_forward_kernel<T, N>, dim3((unsigned)kernel_blocks(items, THREADS)),
                       dim3(THREADS), 0, (cudaStream_t)run->stream, *a);
 }
@@ -137,7 +151,7 @@ template <typename T> static void embed(const kernel_run *run, const embed_args 
 static void embed_sizes(const embed_args *a, kernel_sizes *sizes)
 {
     *sizes = {};
-    sizes->saved = sorts_early(a) ? sorted_bytes(a->batch * a->length, a->vocab) : 0;
+    sizes->saved = sorts_early(a) ? sorted_bytes(a->batch * a->length, a) : 0;
 }
 
 #define ENTRIES(T, suffix)                                                                                   \

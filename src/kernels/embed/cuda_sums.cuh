@@ -1,6 +1,6 @@
 /* Sums over the tokens of each vocabulary row, in one order: tokens are sorted by id (stably), the sorted
- * list is cut into equal segments, each summed by one group of lanes, and rows that go on beyond a segment
- * are joined last. */
+ * list is cut into equal parts, each summed by one group of lanes, and rows that go on beyond a part are
+ * joined last. */
 #ifndef BLURRY_KERNELS_EMBED_CUDA_SUMS_CUH
 #define BLURRY_KERNELS_EMBED_CUDA_SUMS_CUH
 #include "kernels/cuda_vector.h"
@@ -28,7 +28,7 @@ template <int N> static __device__ inline void drop(const embed_args &a, int64_t
 enum {
     SORT_THREADS = 512,
     SORT_WARPS = SORT_THREADS / 32,
-    SORT_BLOCKS = 256,
+    SORT_BLOCKS = 16, /* few: all of them read all ids */
     BITS_LEAST = 5,
     BITS_MOST = 9,
     AHEAD = 16
@@ -55,39 +55,74 @@ static __device__ inline int warp_scan(int x)
     return x;
 }
 
-/* One pass of a warp over its share [begin, end) of the ids. place [rows]: where the warp puts the next token
- * of each of the block's rows; it moves on by the tokens found. Writes them where order is given. Returns how
- * many of this lane's ids lie before the block's rows. */
+/* The ids of a warp's share [begin, end) of the tokens, 32 at a time: visit(token, id - first, whether that
+ * is one of the block's 2^bits ids, all lanes with such an id). Returns how many of this lane's ids lie
+ * before the block's. */
+template <typename F>
 static __device__ inline int sort_pass(const int32_t *id, int64_t begin, int64_t end, int64_t first, int bits,
-                                       int *place, int32_t *order)
+                                       F visit)
 {
     int lane = (int)threadIdx.x % 32, below = 0, ids[AHEAD];
     for (int64_t t = begin; t < end; t += 32 * AHEAD) {
+#pragma unroll
         for (int k = 0; k < AHEAD; k++) {
             int64_t at = t + k * 32 + lane;
             ids[k] = at < end ? id[at] : INT32_MAX;
         }
+#pragma unroll
         for (int k = 0; k < AHEAD; k++) {
-            int64_t local = ids[k] - first;
-            bool mine = local >= 0 && local < 1 << bits && ids[k] != INT32_MAX;
+            int local = ids[k] - (int)first;
+            bool mine = (unsigned)local < 1u << bits && ids[k] != INT32_MAX;
             below += local < 0;
             unsigned found = __ballot_sync(CUDA_FULL_WARP, mine);
-            if (!found) continue;
-            unsigned equal = equal_lanes(found, (int)local, bits);
-            int before = __popc(equal & ((1u << lane) - 1)), base = mine ? place[local] : 0;
-            __syncwarp();
-            if (mine && order) order[base + before] = (int32_t)(t + k * 32 + lane);
-            if (mine && before == 0) place[local] = base + __popc(equal);
-            __syncwarp();
+            if (found) visit((int)(t + k * 32) + lane, local, mine, found);
         }
     }
     return below;
 }
 
-/* order [n]: tokens by id, equal ones as they come. start [vocab + 1]: where each id's tokens start. Block b
- * takes the 2^bits ids from b 2^bits on; warps take consecutive shares of the tokens. */
+/* Lanes whose id is that of the first lane found: often all of them, where most tokens are one. */
+static __device__ inline unsigned first_alike(int local, bool mine, unsigned found)
+{
+    int id = __shfl_sync(CUDA_FULL_WARP, local, __ffs((int)found) - 1);
+    return __ballot_sync(CUDA_FULL_WARP, mine && local == id);
+}
+
+/* count [rows] += the tokens of each of the block's rows in the warp's share. */
+static __device__ inline int sort_count(const int32_t *id, int64_t begin, int64_t end, int64_t first,
+                                        int bits, int *count)
+{
+    int lane = (int)threadIdx.x % 32;
+    return sort_pass(id, begin, end, first, bits, [=](int, int local, bool mine, unsigned found) {
+        unsigned alike = first_alike(local, mine, found);
+        if (mine && (!(alike >> lane & 1) || lane == __ffs((int)alike) - 1))
+            atomicAdd(count + local, alike >> lane & 1 ? __popc(alike) : 1);
+    });
+}
+
+/* Puts the tokens of the warp's share in order; place [rows]: where the next token of each row goes. */
+static __device__ inline void sort_place(const int32_t *id, int64_t begin, int64_t end, int64_t first,
+                                         int bits, int *place, int32_t *order)
+{
+    int lane = (int)threadIdx.x % 32;
+    sort_pass(id, begin, end, first, bits, [=](int token, int local, bool mine, unsigned found) {
+        unsigned alike = first_alike(local, mine, found), rest = found & ~alike;
+        unsigned others = rest ? equal_lanes(rest, local, bits) : 0;
+        if (rest >> lane & 1) alike = others;
+        int before = __popc(alike & ((1u << lane) - 1)), base = mine ? place[local] : 0;
+        __syncwarp();
+        if (mine) order[base + before] = token;
+        if (mine && before == 0) place[local] = base + __popc(alike);
+        __syncwarp();
+    });
+}
+
+/* order [n]: tokens by id, equal ones as they come. start [vocab + 1]: where each id's tokens start. arrived
+ * [counters] = 0, for embed_sums_kernel. Block b takes the 2^bits ids from b 2^bits on; warps take
+ * consecutive shares of the tokens. */
 static __global__ void __launch_bounds__(SORT_THREADS, 2)
-    embed_sort_kernel(const int32_t *id, int64_t n, int64_t vocab, int bits, int32_t *order, int32_t *start)
+    embed_sort_kernel(const int32_t *id, int64_t n, int64_t vocab, int bits, int32_t *order, int32_t *start,
+                      unsigned *arrived, int64_t counters)
 {
     CUDA_DYNAMIC_SHARED(int, place); /* [SORT_WARPS, rows] */
     __shared__ int room[32], totals[1 << BITS_MOST];
@@ -96,7 +131,7 @@ static __global__ void __launch_bounds__(SORT_THREADS, 2)
     int64_t begin = kernel_min(n, warp * share), end = kernel_min(n, begin + share);
     for (int i = me; i < rows * SORT_WARPS; i += SORT_THREADS) place[i] = 0;
     __syncthreads();
-    int below = sort_pass(id, begin, end, first, bits, place + warp * rows, NULL);
+    int below = sort_count(id, begin, end, first, bits, place + warp * rows);
     below = block_sum(below, room); /* also a barrier */
     for (int r = me; r < rows; r += SORT_THREADS) {
         int sum = 0;
@@ -121,65 +156,79 @@ static __global__ void __launch_bounds__(SORT_THREADS, 2)
     }
     if (me < rows && first + me < vocab) start[first + me + 1] = below + through;
     if (blockIdx.x == 0 && me == 0) start[0] = 0;
+    for (int64_t i = (int64_t)blockIdx.x * SORT_THREADS + me; i < counters; i += gridDim.x * SORT_THREADS)
+        arrived[i] = 0;
     __syncthreads();
-    sort_pass(id, begin, end, first, bits, place + warp * rows, order);
+    sort_place(id, begin, end, first, bits, place + warp * rows, order);
 }
 
 /* ---- sums over the sorted list ---- */
 struct embed_sums {
     embed_args a;
     const int32_t *order, *start;
-    int64_t origin, n, segments,
-        per_segment; /* tokens from origin on are sorted; per_segment of them in each */
+    int64_t origin, n;            /* tokens from origin on are sorted */
+    int64_t per_group, per_block; /* places of the list */
     int lanes;
-    float *head,
-        *tail; /* [segments, width]: sums of a segment's first and last row where those go on beyond */
+    float *head, *tail; /* [blocks, width]: sums of a block's first and last row where those go on beyond */
+    unsigned *arrived; /* [blocks, slabs] blocks that have left theirs of the row whose first block this is */
 };
 
-template <int N> static __device__ inline void add_to(float *to, const float (&x)[N])
-{
-    float sum[N];
-    load_many<N>(to, sum);
-    for (int i = 0; i < N; i++) sum[i] += x[i];
-    store_many<N>(to, sum);
-}
-
-enum { SEGMENT = 8 }; /* tokens on their way at once */
-
-/* What a group of lanes holds of one vocabulary row while it goes along its segment. */
+/* Columns of one vocabulary row while a group of lanes goes along its share of the list. */
 template <int N> struct embed_row {
     int64_t id;
-    bool begun_before;    /* in an earlier segment */
+    bool begun_before;    /* in an earlier group */
     float sum[N], old[N]; /* old: of d_weight */
 };
 
-/* A row is done in this segment, or goes on in the next one. */
 template <int N>
-static __device__ inline void put_row(const embed_sums &s, int64_t segment, int64_t c, embed_row<N> &row,
-                                      bool goes_on)
+static __device__ inline void put_row(const embed_sums &s, int64_t c, const embed_row<N> &row)
 {
-    if (row.begun_before) return store_many<N>(s.head + segment * s.a.width + c, row.sum);
-    if (goes_on) return store_many<N>(s.tail + segment * s.a.width + c, row.sum);
-    for (int i = 0; i < N; i++) row.old[i] += row.sum[i];
-    store_many<N>((float *)s.a.d_weight + row.id * s.a.width + c, row.old);
+    float sum[N];
+    for (int i = 0; i < N; i++) sum[i] = row.old[i] + row.sum[i];
+    store_many<N>((float *)s.a.d_weight + row.id * s.a.width + c, sum);
 }
 
-/* Group of lanes: one segment, columns c .. c+N of its lane. Rows of the vocabulary that lie in the segment
- * entirely are done here. Loads of SEGMENT tokens start together: they are far apart in memory. */
-template <typename T, int N> __global__ void __launch_bounds__(THREADS) embed_segment_kernel(embed_sums s)
+template <int N> static __device__ inline void add_many(const float *x, float (&sum)[N])
 {
-    cuda_wait_previous();
-    CUDA_DYNAMIC_SHARED(float, room); /* [groups, lanes * N] */
-    __shared__ int others[32];
+    float more[N];
+    load_many<N>(x, more);
+    for (int i = 0; i < N; i++) sum[i] += more[i];
+}
+
+template <int N> static __device__ inline void add_to(float *to, float (&x)[N])
+{
+    add_many<N>(to, x);
+    store_many<N>(to, x);
+}
+
+/* As add_many, of what other blocks wrote in this launch. */
+template <int N> static __device__ inline void add_fresh(const float *x, float (&sum)[N])
+{
+    if constexpr (N % 4 == 0) {
+        for (int i = 0; i < N; i += 4) {
+            float4 v = __ldcg((const float4 *)(x + i));
+            sum[i] += v.x, sum[i + 1] += v.y, sum[i + 2] += v.z, sum[i + 3] += v.w;
+        }
+    } else {
+        for (int i = 0; i < N; i++) sum[i] += __ldcg(x + i);
+    }
+}
+
+enum { SEGMENT = 4 }; /* tokens on their way at once: they are far apart in memory */
+
+/* What a group learns on its way: where in the list its first row starts and ends, and its last one ends. */
+struct embed_ends {
+    int64_t first_id, first_start, first_end, last_end;
+};
+
+/* The rows of a group's places [begin, end). Those that lie there entirely are done; the sum of one that
+ * began before goes to `head`; one that goes on is left in `row`. */
+template <typename T, int N>
+static __device__ inline embed_ends sum_rows(const embed_sums &s, int64_t begin, int64_t end, int64_t c,
+                                             float *head, embed_row<N> &row)
+{
     const embed_args &a = s.a;
-    int64_t segment = ((int64_t)blockIdx.x * THREADS + threadIdx.x) / s.lanes;
-    int64_t c = ((int64_t)blockIdx.y * s.lanes + ((int)threadIdx.x & (s.lanes - 1))) * N;
-    bool live = segment < s.segments && c < a.width;
-    int64_t begin = segment * s.per_segment, end = live ? kernel_min(s.n, begin + s.per_segment) : begin;
-    int64_t before = live && begin > 0 ? a.id[s.origin + s.order[begin - 1]] : -1;
-    int64_t after = live && end < s.n ? a.id[s.origin + s.order[end]] : -1;
-    embed_row<N> row;
-    row.id = -1, row.begun_before = false;
+    embed_ends ends = {};
     for (int64_t e = begin; e < end; e += SEGMENT) {
         float x[SEGMENT][N], old[SEGMENT][N];
         int64_t token[SEGMENT], id[SEGMENT];
@@ -187,6 +236,9 @@ template <typename T, int N> __global__ void __launch_bounds__(THREADS) embed_se
         for (int k = 0; k < SEGMENT; k++) token[k] = s.origin + s.order[kernel_min(e + k, end - 1)];
 #pragma unroll
         for (int k = 0; k < SEGMENT; k++) id[k] = a.id[token[k]];
+        if (e == begin)
+            ends.first_id = id[0], ends.first_start = s.start[id[0]], ends.first_end = s.start[id[0] + 1];
+        ends.last_end = s.start[id[SEGMENT - 1] + 1];
 #pragma unroll
         for (int k = 0; k < SEGMENT; k++) {
             load_many<N>((const T *)a.d_y + token[k] * a.width + c, x[k]);
@@ -196,102 +248,115 @@ template <typename T, int N> __global__ void __launch_bounds__(THREADS) embed_se
         for (int k = 0; k < SEGMENT; k++)
             if (e + k < end) {
                 if (id[k] != row.id) {
-                    if (row.id >= 0) put_row<N>(s, segment, c, row, false);
-                    row.id = id[k], row.begun_before = e + k == begin && id[k] == before;
+                    if (row.id >= 0 && row.begun_before) store_many<N>(head, row.sum);
+                    if (row.id >= 0 && !row.begun_before) put_row<N>(s, c, row);
+                    row.id = id[k], row.begun_before = e + k == begin && ends.first_start < begin;
                     for (int i = 0; i < N; i++) row.sum[i] = 0, row.old[i] = old[k][i];
                 }
                 drop<N>(a, token[k] * a.width + c, x[k]);
                 for (int i = 0; i < N; i++) row.sum[i] += x[k][i];
             }
     }
-    bool through = live && row.begun_before && row.id == after;
-    if (block_sum(through || c >= a.width ? 0 : 1, others)) {
-        if (live) put_row<N>(s, segment, c, row, row.id == after);
-        return;
-    }
-    /* One row goes through all segments of the block: their sums together are the first one's. */
-    int lane = (int)threadIdx.x & (s.lanes - 1), group = (int)threadIdx.x / s.lanes,
-        groups = THREADS / s.lanes;
-    store_many<N>(room + (group * s.lanes + lane) * N, row.sum);
-    __syncthreads();
-    if (group || !live) return;
-    for (int g = 1; g < groups; g++) {
-        float x[N];
-        load_many<N>(room + (g * s.lanes + lane) * N, x);
-        for (int i = 0; i < N; i++) row.sum[i] += x[i];
-    }
-    put_row<N>(s, segment, c, row, true);
+    if (row.begun_before)
+        store_many<N>(head, row.sum);
+    else if (ends.last_end <= end)
+        put_row<N>(s, c, row);
+    return ends;
 }
 
-/* Adds what segments first, first + step, ... up to last hold of a row that began before them. */
+/* A row that goes on beyond its first block, as the blocks on its way see it. */
+struct embed_long {
+    int64_t id, from, to; /* first and last block; id -1: there is none */
+    bool last;            /* this block is the last of them to arrive */
+};
+
+/* Adds up what all blocks left of a row, by all groups of the last one; room [groups, lanes * N]. */
 template <int N>
-static __device__ inline void sum_heads(const embed_sums &s, int64_t first, int64_t last, int64_t step,
-                                        int64_t c, float (&sum)[N])
+static __device__ inline void join_row(const embed_sums &s, const embed_long &row, int64_t c, float *room)
 {
+    int group = (int)threadIdx.x / s.lanes, groups = THREADS / s.lanes;
+    int64_t width = s.a.width;
+    float sum[N] = {}, *own = room + (int64_t)threadIdx.x * N;
+    bool live = c < width;
+    if (live) {
 #pragma unroll 4
-    for (int64_t k = first; k <= last; k += step) {
-        float x[N];
-        load_many<N>(s.head + k * s.a.width + c, x);
-        for (int i = 0; i < N; i++) sum[i] += x[i];
+        for (int64_t k = row.from + 1 + group; k <= row.to; k += groups)
+            add_fresh<N>(s.head + k * width + c, sum);
+        store_many<N>(own, sum);
     }
+    __syncthreads();
+    if (live && group == 0) {
+        float *to = (float *)s.a.d_weight + row.id * width + c;
+        load_many<N>(to, sum);
+        add_fresh<N>(s.tail + row.from * width + c, sum);
+        for (int g = 0; g < groups; g++) add_many<N>(own + (int64_t)g * s.lanes * N, sum);
+        store_many<N>(to, sum);
+    }
+    __syncthreads();
 }
 
-/* The share of one of `groups` groups in the sum over segments first .. last of a row that began before them.
- * Whole blocks of `groups` segments that it goes through and beyond were summed by embed_segment_kernel. */
-template <int N>
-static __device__ inline void sum_chain(const embed_sums &s, int64_t first, int64_t last, int group,
-                                        int groups, int64_t c, float (&sum)[N])
+/* This block has left its sums of a long row; whether it is the last to do so. */
+static __device__ inline bool arrive(const embed_sums &s, const embed_long &row)
 {
-    int64_t blocks_from = kernel_blocks(first, groups),
-            blocks_to = last / groups; /* [from, to) lie before last */
-    if (blocks_from >= blocks_to) return sum_heads<N>(s, first + group, last, groups, c, sum);
-    sum_heads<N>(s, first + group, blocks_from * groups - 1, groups, c, sum);
-    sum_heads<N>(s, (blocks_from + group) * groups, blocks_to * groups - 1, (int64_t)groups * groups, c, sum);
-    sum_heads<N>(s, blocks_to * groups + group, last, groups, c, sum);
+    unsigned *arrived = s.arrived + row.from * gridDim.y + blockIdx.y;
+    bool last = atomicAdd(arrived, 1u) == (unsigned)(row.to - row.from);
+    if (last) *arrived = 0;
+    __threadfence();
+    return last;
 }
 
-/* The rows that go on beyond a segment, at the segment where they start: a group of lanes per segment; a row
- * that goes through many is summed by all groups of the block. */
-template <int N> __global__ void __launch_bounds__(THREADS) embed_join_kernel(embed_sums s)
+/* Block: per_block places of the list, per_group for a group of lanes; lane: columns c .. c+N. A row that
+ * goes on beyond a group is summed by the group where it begins, or by the block's first one; a row beyond
+ * blocks by the block that arrives last, in the order of the list. */
+template <typename T, int N> __global__ void __launch_bounds__(THREADS, 2) embed_sums_kernel(embed_sums s)
 {
     cuda_wait_previous();
-    enum { MANY = 4 };
-    CUDA_DYNAMIC_SHARED(float, room);                        /* [groups, lanes * N] */
-    __shared__ int64_t long_id[THREADS], long_last[THREADS]; /* by group */
-    const embed_args &a = s.a;
+    CUDA_DYNAMIC_SHARED(float, room); /* [groups, lanes * N]: what each group holds of a row begun before */
+    __shared__ bool through[THREADS]; /* by group: whether that row goes on */
+    __shared__ embed_long rows[2];    /* begun in an earlier block; begun here */
     int lane = (int)threadIdx.x & (s.lanes - 1), group = (int)threadIdx.x / s.lanes,
         groups = THREADS / s.lanes;
-    int64_t segment = (int64_t)blockIdx.x * groups + group, c = ((int64_t)blockIdx.y * s.lanes + lane) * N;
-    int64_t begin = segment * s.per_segment, end = kernel_min(s.n, begin + s.per_segment), id = -1, last = -1;
-    if (segment < s.segments) {
-        id = a.id[s.origin + s.order[end - 1]];
-        last = s.start[id] >= begin && s.start[id + 1] > end ? (s.start[id + 1] - 1) / s.per_segment : -1;
-    }
-    float sum[N], x[N];
-    if (lane == 0) long_id[group] = id, long_last[group] = last - segment > MANY ? last : -1;
-    if (last >= 0 && last - segment <= MANY && c < a.width) {
-        load_many<N>(s.tail + segment * a.width + c, sum);
-        sum_heads<N>(s, segment + 1, last, 1, c, sum);
-        add_to<N>((float *)a.d_weight + id * a.width + c, sum);
+    int64_t block = blockIdx.x, c = ((int64_t)blockIdx.y * s.lanes + lane) * N, width = s.a.width;
+    int64_t begin = kernel_min(s.n, block * s.per_block + group * s.per_group),
+            end = kernel_min(s.n, begin + s.per_group);
+    float *own = room + (int64_t)threadIdx.x * N;
+    embed_row<N> row;
+    row.id = -1, row.begun_before = false;
+    embed_ends ends = {};
+    bool live = c < width && begin < end;
+    if (live) ends = sum_rows<T, N>(s, begin, end, c, own, row);
+    bool goes_on = live && ends.last_end > end, begun = live && group == 0 && ends.first_start < begin;
+    if (lane == 0) through[group] = goes_on && row.begun_before;
+    if (threadIdx.x == 0) {
+        rows[0] = {begun ? ends.first_id : -1, ends.first_start / s.per_block,
+                   (ends.first_end - 1) / s.per_block, false};
+        rows[1].id = -1;
     }
     __syncthreads();
-    for (int g = 0; g < groups; g++) {
-        if (long_last[g] < 0) continue; /* the same for all threads */
-        int64_t start = (int64_t)blockIdx.x * groups + g;
-        for (int i = 0; i < N; i++) sum[i] = 0;
-        if (c < a.width) sum_chain<N>(s, start + 1, long_last[g], group, groups, c, sum);
-        store_many<N>(room + (group * s.lanes + lane) * N, sum);
-        __syncthreads();
-        if (group == 0 && c < a.width) {
-            load_many<N>(s.tail + start * a.width + c, sum);
-            for (int other = 0; other < groups; other++) {
-                load_many<N>(room + (other * s.lanes + lane) * N, x);
-                for (int i = 0; i < N; i++) sum[i] += x[i];
-            }
-            add_to<N>((float *)a.d_weight + long_id[g] * a.width + c, sum);
+    if (goes_on && !row.begun_before) {
+        for (int g = group + 1; goes_on && g < groups; g++) {
+            add_many<N>(own + (int64_t)(g - group) * s.lanes * N, row.sum);
+            goes_on = through[g];
         }
-        __syncthreads();
+        if (goes_on)
+            store_many<N>(s.tail + block * width + c, row.sum);
+        else
+            put_row<N>(s, c, row);
+        if (goes_on && lane == 0) rows[1] = {row.id, block, (ends.last_end - 1) / s.per_block, false};
     }
+    if (begun) {
+        load_many<N>(own, row.sum);
+        for (int g = 1; g < groups && through[g - 1]; g++)
+            add_many<N>(own + (int64_t)g * s.lanes * N, row.sum);
+        store_many<N>(s.head + block * width + c, row.sum);
+    }
+    __threadfence();
+    __syncthreads();
+    if (rows[0].id < 0 && rows[1].id < 0) return;
+    if (threadIdx.x < 2 && rows[threadIdx.x].id >= 0) rows[threadIdx.x].last = arrive(s, rows[threadIdx.x]);
+    __syncthreads();
+    for (int i = 0; i < 2; i++)
+        if (rows[i].id >= 0 && rows[i].last) join_row<N>(s, rows[i], c, room);
 }
 
 #endif
