@@ -8,6 +8,13 @@
 #define BLURRY_KERNELS_BLURRY_CUDA_FAST_FORWARD_CUH
 #include "kernels/blurry/cuda_fast.cuh"
 
+/* What the two warps of a row group exchange: maxima and sums of their shares, the weights on the slots, and
+ * products with the chunk's tokens, of which the first row groups have half as many. */
+static constexpr __host__ __device__ int forward_exchange_bytes(int SP)
+{
+    return 4 * CHUNK * 4 + CHUNK * SP * 2 + 6 * 1024;
+}
+
 template <int D_, int SP_, int SPLIT_, bool READ_> struct forward_form {
     static constexpr int D = D_, SP = SP_, SPLIT = SPLIT_;
     static constexpr int THREADS = 128 * SPLIT, WARPS = 4 * SPLIT;
@@ -17,7 +24,7 @@ template <int D_, int SP_, int SPLIT_, bool READ_> struct forward_form {
     static constexpr int UD = tile_units(D), US = tile_units(SP);
     static constexpr int TOKENS = tile_bytes(CHUNK, D), SLOTS = tile_bytes(SP, D),
                          TABLE = tile_bytes(CHUNK, SP);
-    static constexpr int EXCHANGE = SPLIT > 1 && READ_ ? CHUNK *D * 4 + 4 * CHUNK * 4 : 0;
+    static constexpr int EXCHANGE = READ_ ? forward_exchange_bytes(SP) : 0;
     static constexpr int FIXED = 2 * SLOTS + EXCHANGE, STAGE = (READ_ ? 3 : 2) * TOKENS + TABLE;
     static constexpr int BLOCKS = SPLIT == 1 ? 2 : 1; /* per multiprocessor */
     static constexpr int STAGES = FIXED + 2 * STAGE <= 231424 / BLOCKS - 1024 ? 2 : 1;
@@ -175,7 +182,7 @@ static __device__ inline void fast_scale(float (&x)[N][4], const char *c, int ro
     for (int n = 0; n < N; n += 2) fast_c_scale(fast_c_load(c, SP, rows, slot0 / 16 + n / 2), x[n], x[n + 1]);
 }
 
-/* The rows a warp reads for, and the tiles they need once their logits stand. */
+/* The rows a warp reads for, and the tiles they need. */
 struct forward_rows {
     const bla_period *period;
     int64_t t0; /* position of the row group's first token */
@@ -184,73 +191,116 @@ struct forward_rows {
     int rows, share, valid;
     const char *table, *tokens, *slots, *c; /* P, v, V of the slots, c */
     float *room;                            /* [4, CHUNK] maxima and sums of both shares */
-    char *part;                             /* for the row group: O of the second share */
-    char *stage;                            /* for the row group: 16 rows on their way to o */
+    uint4 *weights, *own;                   /* of the row group, this lane's: fragments of both shares */
 };
 
-/* From logits (before decay) to o. U as in fast_against. */
+/* Its part of the exchange. */
+template <typename F> static __device__ inline void forward_exchange(forward_rows &w, char *exchange)
+{
+    int lane = threadIdx.x & 31, rows = w.rows;
+    w.room = (float *)exchange;
+    w.weights = (uint4 *)(exchange + 4 * CHUNK * 4 + rows * 16 * F::SP * 2) + lane;
+    w.own =
+        (uint4 *)(exchange + 4 * CHUNK * 4 + CHUNK * F::SP * 2 + (rows < 2 ? rows : 2 * rows - 2) * 1024) +
+        lane;
+}
+
+template <int N> static __device__ inline void fast_hand(uint4 *to, const uint32_t (&a)[N][4])
+{
+#pragma unroll
+    for (int n = 0; n < N; n++) to[n * 32] = make_uint4(a[n][0], a[n][1], a[n][2], a[n][3]);
+}
+template <int N> static __device__ inline void fast_fetch(uint32_t (&a)[N][4], const uint4 *from)
+{
+#pragma unroll
+    for (int n = 0; n < N; n++) {
+        uint4 y = from[n * 32];
+        a[n][0] = y.x, a[n][1] = y.y, a[n][2] = y.z, a[n][3] = y.w;
+    }
+}
+
+/* Before the tables are there: this share's half of causal(q k^T), to be handed to the other, and its logits
+ * against the slots. */
+template <typename F, int U>
+static __device__ inline void forward_against(const forward_rows &w, const char *q, const char *k,
+                                              const char *slots, float (&x)[F::SHARE / 8][4])
+{
+    const int first = w.share * (U / 2); /* of the 16 U tokens that matter, in blocks of 16 */
+    float s[U][4];
+    tile_zero(s);
+    tile_zero(x);
+#pragma unroll
+    for (int d = 0; d < F::D; d += 16) {
+        uint32_t a[4];
+        tile_a<F::UD>(a, q, 16 * w.rows, d);
+        tile_mma_trans<F::UD>(s, a, k, 16 * first, d);
+        tile_mma_trans<F::UD>(x, a, slots, w.share * F::SHARE, d);
+    }
+    tile_causal(s, w.rows - first);
+    uint32_t own[U / 2][4];
+#pragma unroll
+    for (int i = 0; i < U / 2; i++) tile_pack(own[i], s[2 * i], s[2 * i + 1]);
+    fast_hand(w.own + first * 32, own);
+}
+
+/* From there to o, the other share's half being there too: each share has half the slots up to the softmax,
+ * then half the tokens, then half the columns. U as in fast_against. */
 template <typename F, bool DECAY, int U>
 static __device__ inline void forward_finish(const bla_call &c, const forward_rows &w,
                                              float (&x)[F::SHARE / 8][4])
 {
     constexpr int D = F::D, SP = F::SP, N = F::SHARE / 8;
-    const int slot0 = w.share * F::SHARE, rows = w.rows;
-    float o[D / 8][4];
-    uint32_t weight[N / 2][4], own[U][4]; /* weights on the slots before the chunk and on its tokens */
+    const int slot0 = w.share * F::SHARE, rows = w.rows, first = w.share * (U / 2),
+              column0 = w.share * (D / 2);
+    const int lane = threadIdx.x & 31, g = 16 * rows + (lane >> 2);
+    float *sums = w.room + 2 * CHUNK;
+    uint32_t weight[SP / 16][4], own[U][4]; /* weights on the slots before the chunk and on its tokens */
+    fast_fetch(own, w.own);
+#pragma unroll
+    for (int i = 0; i < U; i++) tile_mma<F::US>(x, own[i], w.table, 16 * i, slot0);
     if (DECAY) fast_scale<SP>(x, w.c, rows, slot0);
     fast_mask(x, w.period, w.t0, c.S, slot0);
-    float2 sum = fast_exponentials<F::SPLIT>(x, c.scale * 1.4426950408889634f, rows, w.share, w.room);
+    float2 sum = fast_exponentials<2>(x, c.scale * 1.4426950408889634f, rows, w.share, w.room);
     if (DECAY) fast_scale<SP>(x, w.c, rows, slot0);
-#pragma unroll
-    for (int n = 0; n < N; n += 2) tile_pack(weight[n / 2], x[n], x[n + 1]);
     {
-        float g[2 * U][4];
-        tile_zero(g);
+        uint32_t mine[N / 2][4];
 #pragma unroll
-        for (int k = 0; k < N / 2; k++) tile_mma_trans<F::US>(g, weight[k], w.table, 0, slot0 + 16 * k);
-        tile_causal(g, rows);
-#pragma unroll
-        for (int u = 0; u < U; u++) tile_pack(own[u], g[2 * u], g[2 * u + 1]);
+        for (int n = 0; n < N; n += 2) tile_pack(mine[n / 2], x[n], x[n + 1]);
+        fast_hand(w.weights + slot0 / 16 * 32, mine);
     }
+    if ((lane & 3) == 0) sums[w.share * CHUNK + g] = sum.x, sums[w.share * CHUNK + g + 8] = sum.y;
+    barrier_named(1 + rows, 64);
+    fast_fetch(weight, w.weights);
+    {
+        float y[U][4];
+        uint32_t mine[U / 2][4];
+        tile_zero(y);
+#pragma unroll
+        for (int k = 0; k < SP / 16; k++) tile_mma_trans<F::US>(y, weight[k], w.table, 16 * first, 16 * k);
+        tile_causal(y, rows - first);
+#pragma unroll
+        for (int i = 0; i < U / 2; i++) tile_pack(mine[i], y[2 * i], y[2 * i + 1]);
+        fast_hand(w.own + first * 32, mine);
+    }
+    barrier_named(1 + rows, 64);
+    fast_fetch(own, w.own);
+    float o[D / 16][4];
     tile_zero(o);
 #pragma unroll
-    for (int k = 0; k < N / 2; k++) tile_mma<F::UD>(o, weight[k], w.slots, slot0 + 16 * k, 0);
+    for (int k = 0; k < SP / 16; k++) tile_mma<F::UD>(o, weight[k], w.slots, 16 * k, column0);
 #pragma unroll
-    for (int u = 0; u < U; u++) tile_mma<F::UD>(o, own[u], w.tokens, 16 * u, 0);
-    int lane = threadIdx.x & 31, g = 16 * rows + (lane >> 2);
-    if (F::SPLIT > 1) { /* the second share hands its part to the first */
-        float *sums = w.room + 2 * CHUNK;
-        float4 *mine = (float4 *)w.part + lane;
-        if (w.share == 1) {
+    for (int i = 0; i < U; i++) tile_mma<F::UD>(o, own[i], w.tokens, 16 * i, column0);
+    float low = 1.0f / (sums[g] + sums[CHUNK + g]), high = 1.0f / (sums[g + 8] + sums[CHUNK + g + 8]);
 #pragma unroll
-            for (int n = 0; n < D / 8; n++) mine[n * 32] = make_float4(o[n][0], o[n][1], o[n][2], o[n][3]);
-            if ((lane & 3) == 0) sums[g] = sum.x, sums[g + 8] = sum.y;
-        }
-        barrier_named(1 + rows, 64);
-        if (w.share == 1) return;
-        sum.x += sums[g], sum.y += sums[g + 8];
-#pragma unroll
-        for (int n = 0; n < D / 8; n++) {
-            float4 y = mine[n * 32];
-            o[n][0] += y.x, o[n][1] += y.y, o[n][2] += y.z, o[n][3] += y.w;
-        }
-        __syncwarp(); /* the stage may lie in the same place */
-    }
-    float low = 1.0f / sum.x, high = 1.0f / sum.y;
-#pragma unroll
-    for (int n = 0; n < D / 8; n++) {
-        o[n][0] *= low, o[n][1] *= low, o[n][2] *= high, o[n][3] *= high;
-        tile_put<F::UD>(w.stage, 0, 8 * n, o[n]);
-    }
-    __syncwarp();
-    tile_store16<D>(w.stage, 0, w.to, w.stride, w.valid, c.Dv);
+    for (int n = 0; n < D / 16; n++) o[n][0] *= low, o[n][1] *= low, o[n][2] *= high, o[n][3] *= high;
+    tile_store_rows(o, w.to + column0, w.stride, w.valid, c.Dv - column0);
 }
 
 /* One query head of a chunk: reads the slots and stores 16 rows of o. */
 template <typename F, bool DECAY, int U>
 static __device__ inline void forward_read(const bla_call &c, const fast_place &p, int64_t chunk, int head,
                                            const forward_tiles &t, const char *slots_k, const char *slots_v,
-                                           const char *entry, float *exchange, int rows, int share)
+                                           const char *entry, char *exchange, int rows, int share)
 {
     forward_rows w;
     int64_t token = p.chain.first + chunk * CHUNK + 16 * rows;
@@ -259,10 +309,10 @@ static __device__ inline void forward_read(const bla_call &c, const fast_place &
     w.valid = (int)min((int64_t)CHUNK, p.chain.count - chunk * CHUNK) - 16 * rows;
     w.rows = rows, w.share = share;
     w.table = t.p, w.tokens = t.v, w.slots = slots_v, w.c = entry + entry_p_bytes(F::SP);
-    w.room = exchange, w.part = (char *)(exchange + 4 * CHUNK) + rows * 16 * F::D * 4;
-    w.stage = t.q + 16 * rows * F::UD * 16; /* these rows of q are no longer needed */
+    forward_exchange<F>(w, exchange);
     float x[F::SHARE / 8][4];
-    fast_against<F::D, F::SP, U>(x, t.q, t.k, slots_k, t.p, rows, share * F::SHARE);
+    forward_against<F, U>(w, t.q, t.k, slots_k, x);
+    barrier_named(1 + rows, 64);
     forward_finish<F, DECAY, U>(c, w, x);
 }
 
@@ -347,7 +397,7 @@ static __global__ void __launch_bounds__(128 * SPLIT, SPLIT == 1 ? 2 : 1)
     typedef forward_form<D, SP, SPLIT, READ> F;
     CUDA_DYNAMIC_SHARED(char, shared);
     char *slots_k = shared, *slots_v = shared + F::SLOTS;
-    float *exchange = (float *)(shared + 2 * F::SLOTS);
+    char *exchange = shared + 2 * F::SLOTS;
     const fast_place p =
         fast_place_of(c, r, blockIdx.x, increments ? r.segments - 1 : r.segments, increments);
     const int warp = threadIdx.x / 32, share = warp / 4;

@@ -14,28 +14,20 @@ template <int D_, int SP_> struct read_form {
     static constexpr int UD = tile_units(D), US = tile_units(SP);
     static constexpr int TOKENS = tile_bytes(CHUNK, D), SLOTS = tile_bytes(SP, D),
                          TABLE = tile_bytes(CHUNK, SP);
-    static constexpr int ROOM = 4 * CHUNK * 4, PART = CHUNK * D * 4;
     static constexpr int TILES = 3 * TOKENS + 2 * SLOTS + 2 * TABLE;
-    static constexpr int LIMIT = 231424 / BLOCKS - 1024;
-    /* Where a place for the second share's O does not fit, it takes that of q and k, which then come later.
-     */
-    static constexpr bool EARLY = TILES + ROOM + PART <= LIMIT;
-    static constexpr int SHARED = TILES + ROOM + (EARLY ? PART : 0);
-    static constexpr bool FITS = SHARED <= LIMIT;
-    static_assert(PART <= 2 * TOKENS, "O takes the place of q and k");
+    static constexpr int SHARED = TILES + forward_exchange_bytes(SP);
+    static constexpr bool FITS = SHARED <= 231424 / BLOCKS - 1024;
 };
 
 struct read_tiles {
-    char *q, *k, *slots_k, *p, *v, *slots_v, *c, *part;
-    float *room;
+    char *q, *k, *slots_k, *p, *v, *slots_v, *c, *exchange;
 };
 template <typename F> static __device__ inline read_tiles read_view(char *shared)
 {
     read_tiles t;
     t.q = shared, t.k = t.q + F::TOKENS, t.slots_k = t.k + F::TOKENS, t.p = t.slots_k + F::SLOTS;
     t.v = t.p + F::TABLE, t.slots_v = t.v + F::TOKENS, t.c = t.slots_v + F::SLOTS;
-    t.room = (float *)(t.c + F::TABLE);
-    t.part = F::EARLY ? (char *)t.room + F::ROOM : t.q;
+    t.exchange = t.c + F::TABLE;
     return t;
 }
 
@@ -122,11 +114,8 @@ static __device__ inline void read_load_second(const bla_call &c, const fast_run
     copy_async_commit();
 }
 
-/* Logits of the chunk's own tokens, then all of forward_finish. */
-template <typename F, bool DECAY, int U>
-static __device__ inline void read_finish(const bla_call &c, const read_unit &u, const read_tiles &t,
-                                          int rows, int share, float (&x)[F::SHARE / 8][4],
-                                          const uint32_t (&own)[4][4])
+static __device__ inline forward_rows read_rows(const bla_call &c, const read_unit &u, const read_tiles &t,
+                                                int rows, int share)
 {
     forward_rows w;
     w.period = c.periods + u.h, w.t0 = u.t0 + 16 * rows;
@@ -134,10 +123,7 @@ static __device__ inline void read_finish(const bla_call &c, const read_unit &u,
     w.valid = u.n - 16 * rows;
     w.rows = rows, w.share = share;
     w.table = t.p, w.tokens = t.v, w.slots = t.slots_v, w.c = t.c;
-    w.room = t.room, w.part = w.stage = t.part + rows * 16 * F::D * 4;
-#pragma unroll
-    for (int i = 0; i < U; i++) tile_mma<F::US>(x, own[i], t.p, 16 * i, share * F::SHARE);
-    forward_finish<F, DECAY, U>(c, w, x);
+    return w;
 }
 
 template <int D, int SP, bool DECAY>
@@ -156,25 +142,25 @@ static __global__ void __launch_bounds__(256, 2) fast_read_kernel(bla_call c, fa
     read_load_first<F>(c, r, now, t);
     read_load_second<F, DECAY>(c, r, now, t);
     while (now.n > 0) {
+        forward_rows w = read_rows(c, now, t, rows, share);
+        forward_exchange<F>(w, t.exchange);
         float x[F::SHARE / 8][4];
-        uint32_t own[4][4];
         copy_async_wait<1>();
         __syncthreads();
         if (rows < 2)
-            fast_against_slots<D, 2>(x, own, t.q, t.k, t.slots_k, rows, share * F::SHARE);
+            forward_against<F, 2>(w, t.q, t.k, t.slots_k, x);
         else
-            fast_against_slots<D, 4>(x, own, t.q, t.k, t.slots_k, rows, share * F::SHARE);
+            forward_against<F, 4>(w, t.q, t.k, t.slots_k, x);
         u += gridDim.x;
         const read_unit next = read_find(c, r, u);
         copy_async_wait<0>();
         __syncthreads();
-        if (F::EARLY) read_load_first<F>(c, r, next, t);
+        read_load_first<F>(c, r, next, t);
         if (rows < 2)
-            read_finish<F, DECAY, 2>(c, now, t, rows, share, x, own);
+            forward_finish<F, DECAY, 2>(c, w, x);
         else
-            read_finish<F, DECAY, 4>(c, now, t, rows, share, x, own);
+            forward_finish<F, DECAY, 4>(c, w, x);
         __syncthreads();
-        if (!F::EARLY) read_load_first<F>(c, r, next, t);
         read_load_second<F, DECAY>(c, r, next, t);
         now = next;
     }

@@ -106,21 +106,9 @@ static __device__ inline void rows_differentiate(const bla_call &c, const read_u
         barrier_named(1 + s.rows, 64);
         backward_softmax<F::SP, DECAY>(x, sum, c.scale, s.handed, s.c, s.rows, w, p);
         __syncwarp(); /* every lane has read dP: its place is taken */
-#pragma unroll
-        for (int k = 0; k < F::KS; k++) {
-            ((uint4 *)s.handed)[k * 32] = make_uint4(w[k][0], w[k][1], w[k][2], w[k][3]);
-            ((uint4 *)s.handed)[(F::KS + k) * 32] = make_uint4(p[k][0], p[k][1], p[k][2], p[k][3]);
-        }
+        fast_hand((uint4 *)s.handed, w);
+        fast_hand((uint4 *)s.handed + F::KS * 32, p);
         barrier_named(1 + s.rows, 64);
-    }
-}
-
-template <int N> static __device__ inline void rows_fetch(uint32_t (&a)[N][4], const uint4 *from)
-{
-#pragma unroll
-    for (int n = 0; n < N; n++) {
-        uint4 y = from[n * 32];
-        a[n][0] = y.x, a[n][1] = y.y, a[n][2] = y.z, a[n][3] = y.w;
     }
 }
 
@@ -131,7 +119,7 @@ static __device__ inline void rows_work(const bla_call &c, const fast_run &r, co
 {
     uint32_t w[F::KS][4], own[U][4]; /* dX or p; dA or G */
     rows_differentiate<F, DECAY, U>(c, u, s, w);
-    if (s.side == 1) rows_fetch(w, (const uint4 *)s.handed + F::KS * 32);
+    if (s.side == 1) fast_fetch(w, (const uint4 *)s.handed + F::KS * 32);
     char *to = r.rows + ((u.rows * 2 + s.side) * fast_rows_bytes(F::SP));
     rows_store(to + s.rows * F::KS * 512, w, F::KS);
     {
@@ -144,11 +132,9 @@ static __device__ inline void rows_work(const bla_call &c, const fast_run &r, co
         for (int i = 0; i < U; i++) tile_pack(own[i], g[2 * i], g[2 * i + 1]);
     }
     rows_store(to + 4 * F::KS * 512 + fast_inner_at(s.rows, 0), own, s.rows + 1);
-    if (s.side == 0)
-#pragma unroll
-        for (int i = 0; i < U; i++) s.inner[i * 32] = make_uint4(own[i][0], own[i][1], own[i][2], own[i][3]);
+    if (s.side == 0) fast_hand(s.inner, own);
     barrier_named(1 + s.rows, 64);
-    if (s.side == 1) rows_fetch(w, (const uint4 *)s.handed), rows_fetch(own, s.inner);
+    if (s.side == 1) fast_fetch(w, (const uint4 *)s.handed), fast_fetch(own, s.inner);
     const int column0 = s.side * (F::D / 2);
     float d_q[F::D / 16][4];
     tile_zero(d_q);
@@ -156,8 +142,8 @@ static __device__ inline void rows_work(const bla_call &c, const fast_run &r, co
     for (int k = 0; k < F::KS; k++) tile_mma<F::UD>(d_q, w[k], s.slots_k, 16 * k, column0);
 #pragma unroll
     for (int i = 0; i < U; i++) tile_mma<F::UD>(d_q, own[i], s.k, 16 * i, column0);
-    backward_store_direct(d_q, s.rows, (bf16 *)c.d_q + (u.token * c.H + u.head) * c.Dk + column0, c.H * c.Dk,
-                          u.n, c.Dk - column0);
+    bf16 *rows = (bf16 *)c.d_q + ((u.token + 16 * s.rows) * c.H + u.head) * c.Dk + column0;
+    tile_store_rows(d_q, rows, c.H * c.Dk, u.n - 16 * s.rows, c.Dk - column0);
 }
 
 /* grid: r.units blocks. */

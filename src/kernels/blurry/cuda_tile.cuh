@@ -155,6 +155,39 @@ static __device__ inline void tile_load(char *tile, const bf16 *from, int64_t st
     }
 }
 
+/* Accumulators of 16 rows as bf16 to memory; rows from `valid_rows` on and columns from `valid_columns` on
+ * are left out. The four lanes of a row exchange words until each has 16 bytes in one piece. */
+template <int N>
+static __device__ inline void tile_store_rows(const float (&x)[N][4], bf16 *to, int64_t stride,
+                                              int valid_rows, int valid_columns)
+{
+    int lane = threadIdx.x & 31, g = lane >> 2, q = lane & 3;
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        bf16 *row = to + (g + 8 * half) * stride;
+        bool valid = g + 8 * half < valid_rows;
+#pragma unroll
+        for (int n = 0; n + 4 <= N; n += 4) {
+            uint32_t v[4];
+#pragma unroll
+            for (int i = 0; i < 4; i++) v[i] = pack_bf16(x[n + i][2 * half], x[n + i][2 * half + 1]);
+            bool odd = q & 1, late = q & 2;
+            uint32_t a = __shfl_xor_sync(0xffffffffu, odd ? v[0] : v[1], 1),
+                     b = __shfl_xor_sync(0xffffffffu, odd ? v[2] : v[3], 1);
+            /* two words of tile n + (q & 1), two of tile n + 2 + (q & 1) */
+            uint32_t p0 = odd ? a : v[0], p1 = odd ? v[1] : a, p2 = odd ? b : v[2], p3 = odd ? v[3] : b;
+            uint32_t e = __shfl_xor_sync(0xffffffffu, late ? p0 : p2, 2),
+                     f = __shfl_xor_sync(0xffffffffu, late ? p1 : p3, 2);
+            uint4 unit = late ? make_uint4(e, f, p2, p3) : make_uint4(p0, p1, e, f);
+            if (valid && 8 * (n + q) < valid_columns) *(uint4 *)(row + 8 * (n + q)) = unit;
+        }
+#pragma unroll
+        for (int n = N / 4 * 4; n < N; n++)
+            if (valid && 8 * n < valid_columns)
+                *(uint32_t *)(row + 8 * n + 2 * q) = pack_bf16(x[n][2 * half], x[n][2 * half + 1]);
+    }
+}
+
 /* 16 rows of a tile to memory, by one warp. */
 template <int D>
 static __device__ inline void tile_store16(const char *tile, int row0, bf16 *to, int64_t stride,
