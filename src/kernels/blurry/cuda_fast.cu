@@ -6,7 +6,7 @@
 
 #include <math.h>
 
-enum { MADE_BYTES_MOST = 128 << 20, FOLD_MOST = 8, OWN_SLOTS_BYTES = 32 << 20, ROWS_BYTES = 32 << 20 };
+enum { MADE_BYTES_MOST = 128 << 20, FOLD_MOST = 8, OWN_SLOTS_BYTES = 40 << 20, ROWS_BYTES = 32 << 20 };
 
 int fast_wished_form;
 
@@ -200,26 +200,42 @@ static int64_t read_units(const bla_shape *s, const bla_call *call, int64_t chun
     return (call->offsets ? s->tokens / CHUNK + n : n * chunks) * call->H;
 }
 
-/* Whether the pass in two is there for a call and faster. Its first kernel takes a sequence's chunks one
- * after another, about a microsecond each: that pays up to 64 of them where the slots are wanted as notes, up
- * to 16 where they are not (measured: docs/performance.md). */
-static bool in_two(const fast_tables *t, const bla_shape *s, const bla_call *call, int64_t chunks,
-                   const fast_run *run, bool notes, const bf16 *own)
+/* Segments of a chain for its first kernel, and the chunks that kernel then takes one after another, twice
+ * where chains are cut: as many as fill the chip, four chunks long or more. */
+static int64_t states_segments(const fast_kernels *k, int64_t chains, int64_t chunks, int columns,
+                               int multiprocessors, int64_t states, int64_t *steps)
 {
-    if (!t->kernels->read || (!notes && !own) || (t->loose > 0 && !run->made) || chunks > INT32_MAX ||
-        read_units(s, call, chunks) > INT32_MAX)
-        return false;
-    return fast_wished_form ? fast_wished_form == 2 : chunks <= (notes ? 64 : 16);
+    int64_t blocks = chains * 2 * (k->D / columns), best = 1;
+    *steps = chunks;
+    for (int64_t n = 2; chunks > FOLD_MOST && n <= FOLD_MOST && 4 * n <= chunks; n++) {
+        int64_t cost = 2 * ((chunks + n - 1) / n) + 4;
+        if (blocks * n > 2 * multiprocessors || chains * n > states || cost >= *steps) continue;
+        best = n, *steps = cost;
+    }
+    return best;
 }
 
-static void forward_in_two(const fast_tables *t, const bla_shape *s, const bla_call *call, int64_t chunks,
-                           fast_run *run, cudaStream_t stream)
+/* Whether the pass in two is there for a call and faster; its first kernel takes about a microsecond for a
+ * chunk: that pays up to 64 of them where the slots are wanted as notes, up to 24 where they are not
+ * (measured: docs/performance.md). */
+static bool forward_in_two(const fast_tables *t, const bla_shape *s, const bla_call *call, int64_t chunks,
+                           fast_run *run, bf16 *own, cudaStream_t stream)
 {
+    const fast_kernels *k = t->kernels;
+    const int64_t most = states_most(s, (int64_t)t->multiprocessors * k->state_blocks);
+    if (!k->read || (!run->saved && !own) || (t->loose > 0 && !run->made) || chunks > INT32_MAX ||
+        read_units(s, call, chunks) > INT32_MAX)
+        return false;
+    int columns = choose_columns(k, call->chains, t->multiprocessors, false);
+    int64_t steps;
+    run->segments = states_segments(k, call->chains, chunks, columns, t->multiprocessors, most, &steps);
+    if (fast_wished_form ? fast_wished_form == 1 : steps > (run->saved ? 64 : 24)) return false;
+    if (!run->saved) run->saved = own;
     run->sequences = (int)(call->chains / call->Hkv);
     run->units = (uint32_t)read_units(s, call, chunks);
-    fast_states(t->kernels, choose_columns(t->kernels, call->chains, t->multiprocessors, false), call, run,
-                stream);
-    if (call->o) t->kernels->read(call, run, stream);
+    fast_states(k, columns, call, run, stream);
+    if (call->o) k->read(call, run, stream);
+    return true;
 }
 
 /* ---- the backward pass in two: cuda_fast_rows.cuh, then cuda_fast_collect.cu ---- */
@@ -233,7 +249,7 @@ static size_t rows_bytes(const bla_shape *s, const fast_kernels *k)
     return all <= ROWS_BYTES ? all : 0;
 }
 
-/* As in_two: its second kernel takes a sequence's chunks one after another. */
+/* As forward_in_two: its second kernel takes a sequence's chunks one after another. */
 static bool backward_in_two(const fast_tables *t, const bla_shape *s, const bla_call *call, int64_t chunks,
                             fast_run *run, cudaStream_t stream)
 {
@@ -280,11 +296,7 @@ void fast_forward(const fast_tables *t, const bla_shape *s, const bla_call *call
     make_entries(t, s, call, chunks, states, &run, stream);
     fast_pass pass = call->o ? FAST_READ : FAST_STATES;
     int64_t blocks = pass == FAST_READ ? (int64_t)t->multiprocessors * k->read_blocks : states;
-    if (in_two(t, s, call, chunks, &run, saved != NULL, own)) {
-        if (!saved) run.saved = own;
-        forward_in_two(t, s, call, chunks, &run, stream);
-        return;
-    }
+    if (forward_in_two(t, s, call, chunks, &run, own, stream)) return;
     run.segments = choose_segments(call->chains, chunks, blocks, 0.2);
     run.parts = choose_parts(call->chains, chunks, run.segments, states, states_most(s, states));
     if (run.segments > 1) {

@@ -67,8 +67,8 @@ struct fast_kernels {
     void (*rows)(const bla_call *call, const fast_run *run, cudaStream_t stream);
 };
 
-/* Saves the slots before every chunk, `columns` (16, 32 or 64) of them to a block, and those on exit.
- * (cuda_fast_states.cu) */
+/* Saves the slots before every chunk, `columns` (16, 32 or 64) of them to a block, and those on exit; chains
+ * in run->segments. (cuda_fast_states.cu) */
 void fast_states(const fast_kernels *k, int columns, const bla_call *call, const fast_run *run,
                  cudaStream_t stream);
 
