@@ -9,10 +9,10 @@
  * plain kernels do the work: fast_gates_range says so. */
 #ifndef BLURRY_KERNELS_BLURRY_CUDA_ENTRY_CUH
 #define BLURRY_KERNELS_BLURRY_CUDA_ENTRY_CUH
-#include "kernels/blurry/cuda_call.h"
+#include "kernels/blurry/cuda_fast.h"
 #include "kernels/blurry/cuda_weights.cuh"
 
-enum { CHUNK = 64, ENTRY_SCALE = 60 };
+enum { ENTRY_SCALE = 60 };
 #define ENTRY_START      0x1p60f
 #define ENTRY_UNIT       0x1p-60f
 #define ENTRY_GATE_LEAST 0x1p-16f

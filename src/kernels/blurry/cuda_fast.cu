@@ -6,9 +6,7 @@
 
 #include <math.h>
 
-enum { MADE_BYTES_MOST = 128 << 20, FOLD_MOST = 8, OWN_SLOTS_BYTES = 40 << 20, ROWS_BYTES = 32 << 20 };
-
-int fast_wished_form;
+enum { MADE_BYTES_MOST = 128 << 20, FOLD_MOST = 8 };
 
 /* ---- segments ---- */
 
@@ -151,8 +149,7 @@ static void pass_place(const bla_shape *s, const fast_kernels *k, int64_t blocks
     r->scratch = (char *)carve(m, scratch_bytes(s, k, blocks, loose));
 }
 
-/* States of all chunks; fast_find takes too long to be asked in every call. */
-static size_t saved_for(const fast_kernels *k, const bla_shape *s)
+size_t fast_saved_for(const bla_shape *s, const fast_kernels *k)
 {
     int64_t chunks = (s->tokens / CHUNK + s->batch + 1) * s->Hkv;
     return size_mul(size_of(chunks, 2 * (size_t)k->SP), (size_t)k->D * sizeof(bf16));
@@ -161,107 +158,7 @@ static size_t saved_for(const fast_kernels *k, const bla_shape *s)
 size_t fast_saved_bytes(const bla_shape *s)
 {
     const fast_kernels *k = fast_find(s);
-    return k ? saved_for(k, s) : 0;
-}
-
-/* ---- the forward pass in two: cuda_fast_states.cu, then cuda_fast_read.cuh ---- */
-
-/* Columns to a block of the kernels that take a chain through its chunks, forwards or backwards: a step of
- * all blocks takes what its bytes take from the second-level cache, for one multiprocessor and for all, and
- * never less than its latency. */
-static int choose_columns(const fast_kernels *k, int64_t chains, int multiprocessors, bool backwards)
-{
-    int best = 16;
-    double least = INFINITY;
-    for (int columns = backwards ? 32 : 16; columns <= 64 && columns <= k->D; columns *= 2) {
-        double blocks = (double)(chains * 2 * (k->D / columns)),
-               at_once = fmin(blocks, 2.0 * multiprocessors);
-        double bytes = backwards ? fast_collect_stage(k->SP, columns) + 2.0 * CHUNK * columns
-                                 : 2.0 * CHUNK * (k->SP + columns) + 2.0 * k->SP * columns;
-        double one = bytes * ceil(at_once / multiprocessors) / 90e3, all = bytes * at_once / 5.5e6;
-        double cost = ceil(blocks / (2.0 * multiprocessors)) * fmax(0.25, fmax(one, all));
-        if (cost < least) least = cost, best = columns;
-    }
-    return best;
-}
-
-/* Slots before every chunk that a call without notes may keep for itself: as much as the second-level cache
- * holds. */
-static size_t own_slots(const bla_shape *s, const fast_kernels *k)
-{
-    size_t all = k->read ? saved_for(k, s) : 0;
-    return all <= OWN_SLOTS_BYTES ? all : 0;
-}
-
-/* Units of work of the second one: query heads times chunks, with gaps where sequences are packed. */
-static int64_t read_units(const bla_shape *s, const bla_call *call, int64_t chunks)
-{
-    int64_t n = call->chains / call->Hkv;
-    return (call->offsets ? s->tokens / CHUNK + n : n * chunks) * call->H;
-}
-
-/* Segments of a chain for its first kernel, and the chunks that kernel then takes one after another, twice
- * where chains are cut: as many as fill the chip, four chunks long or more. */
-static int64_t states_segments(const fast_kernels *k, int64_t chains, int64_t chunks, int columns,
-                               int multiprocessors, int64_t states, int64_t *steps)
-{
-    int64_t blocks = chains * 2 * (k->D / columns), best = 1;
-    *steps = chunks;
-    for (int64_t n = 2; chunks > FOLD_MOST && n <= FOLD_MOST && 4 * n <= chunks; n++) {
-        int64_t cost = 2 * ((chunks + n - 1) / n) + 4;
-        if (blocks * n > 2 * multiprocessors || chains * n > states || cost >= *steps) continue;
-        best = n, *steps = cost;
-    }
-    return best;
-}
-
-/* Whether the pass in two is there for a call and faster; its first kernel takes about a microsecond for a
- * chunk: that pays up to 64 of them where the slots are wanted as notes, up to 24 where they are not
- * (measured: docs/performance.md). */
-static bool forward_in_two(const fast_tables *t, const bla_shape *s, const bla_call *call, int64_t chunks,
-                           fast_run *run, bf16 *own, cudaStream_t stream)
-{
-    const fast_kernels *k = t->kernels;
-    const int64_t most = states_most(s, (int64_t)t->multiprocessors * k->state_blocks);
-    if (!k->read || (!run->saved && !own) || (t->loose > 0 && !run->made) || chunks > INT32_MAX ||
-        read_units(s, call, chunks) > INT32_MAX)
-        return false;
-    int columns = choose_columns(k, call->chains, t->multiprocessors, false);
-    int64_t steps;
-    run->segments = states_segments(k, call->chains, chunks, columns, t->multiprocessors, most, &steps);
-    if (fast_wished_form ? fast_wished_form == 1 : steps > (run->saved ? 64 : 24)) return false;
-    if (!run->saved) run->saved = own;
-    run->sequences = (int)(call->chains / call->Hkv);
-    run->units = (uint32_t)read_units(s, call, chunks);
-    fast_states(k, columns, call, run, stream);
-    if (call->o) k->read(call, run, stream);
-    return true;
-}
-
-/* ---- the backward pass in two: cuda_fast_rows.cuh, then cuda_fast_collect.cu ---- */
-
-/* What the first one leaves; 0: it is not there for this shape, or that would leave the second-level cache.
- */
-static size_t rows_bytes(const bla_shape *s, const fast_kernels *k)
-{
-    int64_t units = (s->tokens / CHUNK + s->batch + 1) * s->H;
-    size_t all = k->rows ? size_of(units, 2 * (size_t)fast_rows_bytes(k->SP)) : 0;
-    return all <= ROWS_BYTES ? all : 0;
-}
-
-/* As forward_in_two: its second kernel takes a sequence's chunks one after another. */
-static bool backward_in_two(const fast_tables *t, const bla_shape *s, const bla_call *call, int64_t chunks,
-                            fast_run *run, cudaStream_t stream)
-{
-    if (!run->rows || (t->loose > 0 && !run->made) || chunks > INT32_MAX ||
-        read_units(s, call, chunks) > INT32_MAX || (fast_wished_form ? fast_wished_form == 1 : chunks > 16))
-        return false;
-    run->sequences = (int)(call->chains / call->Hkv);
-    run->units = (uint32_t)read_units(s, call, chunks);
-    t->kernels->rows(call, run, stream);
-    fast_collect(t->kernels, choose_columns(t->kernels, call->chains, t->multiprocessors, true), call, run,
-                 stream);
-    return true;
+    return k ? fast_saved_for(s, k) : 0;
 }
 
 /* ---- calls ---- */
@@ -270,7 +167,7 @@ static bool backward_in_two(const fast_tables *t, const bla_shape *s, const bla_
 static bf16 *forward_place(const bla_shape *s, const fast_kernels *k, int64_t blocks, carver *m, fast_run *r)
 {
     pass_place(s, k, blocks, m, r);
-    size_t own = own_slots(s, k);
+    size_t own = fast_own_slots(s, k);
     return own ? (bf16 *)carve(m, own) : NULL;
 }
 
@@ -296,7 +193,7 @@ void fast_forward(const fast_tables *t, const bla_shape *s, const bla_call *call
     make_entries(t, s, call, chunks, states, &run, stream);
     fast_pass pass = call->o ? FAST_READ : FAST_STATES;
     int64_t blocks = pass == FAST_READ ? (int64_t)t->multiprocessors * k->read_blocks : states;
-    if (forward_in_two(t, s, call, chunks, &run, own, stream)) return;
+    if (fast_forward_in_two(t, s, call, chunks, states_most(s, states), &run, own, stream)) return;
     run.segments = choose_segments(call->chains, chunks, blocks, 0.2);
     run.parts = choose_parts(call->chains, chunks, run.segments, states, states_most(s, states));
     if (run.segments > 1) {
@@ -309,7 +206,7 @@ void fast_forward(const fast_tables *t, const bla_shape *s, const bla_call *call
 static void backward_place(const bla_shape *s, const fast_kernels *k, int64_t blocks, carver *m, fast_run *r)
 {
     pass_place(s, k, blocks, m, r);
-    size_t rows = rows_bytes(s, k);
+    size_t rows = fast_rows_total(s, k);
     r->rows = rows ? (char *)carve(m, rows) : NULL;
 }
 
@@ -322,7 +219,7 @@ size_t fast_backward_workspace(const bla_shape *s, int multiprocessors)
     carver m = {NULL, 0};
     if (!k) return 0;
     backward_place(s, k, (int64_t)multiprocessors * k->backward_blocks, &m, &run);
-    carve(&m, saved_for(k, s));
+    carve(&m, fast_saved_for(s, k));
     return size_add(m.used, fast_forward_workspace(s, multiprocessors));
 }
 
@@ -338,12 +235,12 @@ void fast_backward(const fast_tables *t, const bla_shape *s, const bla_call *cal
     run.saved = (bf16 *)(uintptr_t)saved, run.spread = t->multiprocessors, run.early = t->early;
     make_entries(t, s, call, chunks, blocks, &run, stream);
     if (!saved) {
-        run.saved = (bf16 *)carve(&m, saved_for(k, s));
+        run.saved = (bf16 *)carve(&m, fast_saved_for(s, k));
         bla_call states = *call;
         states.o = NULL;
         fast_forward(t, s, &states, longest, run.saved, m.base + m.used, stream);
     }
-    if (backward_in_two(t, s, call, chunks, &run, stream)) return;
+    if (fast_backward_in_two(t, s, call, chunks, &run, stream)) return;
     run.segments = choose_segments(call->chains, chunks, blocks, 0.15);
     run.parts = choose_parts(call->chains, chunks, run.segments, blocks, states_most(s, blocks));
     k->backward(call, &run, false, stream);

@@ -4,6 +4,8 @@
 #define BLURRY_KERNELS_BLURRY_CUDA_FAST_H
 #include "kernels/blurry/cuda_call.h"
 
+enum { CHUNK = 64 }; /* tokens */
+
 /* How one pass of a call is spread over the chip. */
 struct fast_run {
     int64_t segments; /* per chain */
@@ -36,14 +38,14 @@ static constexpr __host__ __device__ int fast_inner_at(int row, int column)
 }
 static constexpr __host__ __device__ int64_t fast_rows_bytes(int SP)
 {
-    return 64 * SP * 2 + fast_inner_at(4, 0);
+    return CHUNK * SP * 2 + fast_inner_at(4, 0);
 }
 
 /* Chunk states of chain (b, h) are saved from this index on, `heads` apart: floor(first / 64) + b chunks of
  * every head lie before sequence b. */
 static inline __host__ __device__ int64_t fast_saved_base(int64_t first, int64_t b, int64_t heads, int64_t h)
 {
-    return (first / 64 + b) * heads + h;
+    return (first / CHUNK + b) * heads + h;
 }
 
 enum fast_pass {
@@ -106,6 +108,20 @@ cudaError_t fast_prepare(const bla_shape *s, fast_tables *t, bla_period *periods
 void fast_release(fast_tables *t);
 /* Bytes of all tabulated entries; *loose counts the periods that are not among them. */
 size_t fast_entries_total(const bla_shape *s, const fast_kernels *k, int *loose);
+
+/* Passes in two kernels (cuda_fast_two.cu); false: not done, to be done in one. `states`: units there is room
+ * for in run->states. */
+bool fast_forward_in_two(const fast_tables *t, const bla_shape *s, const bla_call *call, int64_t chunks,
+                         int64_t states, fast_run *run, bf16 *own, cudaStream_t stream);
+bool fast_backward_in_two(const fast_tables *t, const bla_shape *s, const bla_call *call, int64_t chunks,
+                          fast_run *run, cudaStream_t stream);
+/* The slots before every chunk that a call without notes may keep for itself, and what the first kernel of
+ * the backward pass leaves: 0 where that would leave the second-level cache, or is not there for the shape.
+ */
+size_t fast_own_slots(const bla_shape *s, const fast_kernels *k);
+size_t fast_rows_total(const bla_shape *s, const fast_kernels *k);
+/* States of all chunks; fast_find takes too long to be asked in every call. */
+size_t fast_saved_for(const bla_shape *s, const fast_kernels *k);
 
 size_t fast_forward_workspace(const bla_shape *s, int multiprocessors);
 size_t fast_saved_bytes(const bla_shape *s);

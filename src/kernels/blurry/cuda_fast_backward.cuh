@@ -9,7 +9,7 @@
  * (cuda_entry.cuh), so that the products add to it directly. */
 #ifndef BLURRY_KERNELS_BLURRY_CUDA_FAST_BACKWARD_CUH
 #define BLURRY_KERNELS_BLURRY_CUDA_FAST_BACKWARD_CUH
-#include "kernels/blurry/cuda_fast_forward.cuh"
+#include "kernels/blurry/cuda_fast_attend.cuh"
 
 template <int D_, int SP_> struct backward_form {
     static constexpr int D = D_, SP = SP_, THREADS = 256;

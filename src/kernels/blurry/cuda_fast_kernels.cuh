@@ -1,6 +1,7 @@
 /* Instantiates the tensor-core kernels for the width FAST_D. Included by cuda_fast_<width>.cu, so that the
  * widths compile side by side. */
 #include "kernels/blurry/cuda_fast_correct.cuh"
+#include "kernels/blurry/cuda_fast_forward.cuh"
 #include "kernels/blurry/cuda_fast_rows.cuh"
 
 /* Warps that share the slots of a row group: the state of the largest shapes takes the registers of eight. */

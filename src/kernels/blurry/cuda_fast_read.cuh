@@ -7,7 +7,7 @@
  * free early enough that the next unit's tiles are under way while this one is worked on. */
 #ifndef BLURRY_KERNELS_BLURRY_CUDA_FAST_READ_CUH
 #define BLURRY_KERNELS_BLURRY_CUDA_FAST_READ_CUH
-#include "kernels/blurry/cuda_fast_forward.cuh"
+#include "kernels/blurry/cuda_fast_attend.cuh"
 
 template <int D_, int SP_> struct read_form {
     static constexpr int D = D_, SP = SP_, SPLIT = 2, THREADS = 256, BLOCKS = 2, SHARE = SP / SPLIT;
