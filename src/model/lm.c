@@ -239,7 +239,7 @@ blurry_status blurry_model_gradient(blurry_model *model, const blurry_batch *bat
     STATUS_TRY(device_upload(net->dev, net->ids, batch->tokens, (size_t)rows * sizeof *net->ids));
     STATUS_TRY(upload_rows(net, batch, 0, batch->row_count));
     if (b.ascending) STATUS_TRY(upload_places(net, batch));
-    if (b.ascending) STATUS_TRY(upload_positions(net, batch));
+    if (b.ascending && device_blurry_rows(net->dev)) STATUS_TRY(upload_positions(net, batch));
     STATUS_TRY(upload_scalars(net, scale, draw));
     STATUS_TRY(network_fold(net, batch->tokens, rows, &b.different));
     model->gradient_used = 1;
