@@ -198,6 +198,7 @@ static blurry_status queue_gradient(network *net, const network_batch *b)
         .B = b->B, .L = b->L, .different = b->different, .dropout = net->model->settings.dropout};
     if (net->picks && b->ascending && b->labels <= mixer_rows_most(rows)) pass.wanted = b->labels;
     xent_args head = head_of(net, b->labels, pass.wanted ? pass.wanted : rows);
+    head.argmax = NULL; /* nobody asks for predictions */
     if (pass.wanted) head.row = NULL; /* hidden has the labelled rows alone */
     STATUS_TRY(network_forward(net, &pass));
     dev->ops->xent_backward(&dev->run, &head);

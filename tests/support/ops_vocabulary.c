@@ -260,6 +260,7 @@ static void xent_backward(const op_call *call)
 {
     xent_args a = xent_of(call);
     a.logits = NULL;
+    if (call->c->S) a.argmax = NULL;
     call->dev->ops->xent_backward(&call->dev->run, &a);
 }
 

@@ -88,9 +88,11 @@ static xent_block fused_layout(const xent_args *a, scratch_taker *s)
 template <int D> static void fused_labels(const kernel_run *run, const xent_block &b, int backward)
 {
     cudaStream_t stream = (cudaStream_t)run->stream;
-    dim3 scan((unsigned)b.splits, (unsigned)(b.padded / BLOCK_ROWS));
-    cuda_launch(backward ? xent_scan_kernel<D, true> : xent_scan_kernel<D, false>, scan,
-                dim3(shape<D>::THREADS), sizeof(scan_shared<D>), stream, b);
+    auto scan = !backward    ? xent_scan_kernel<D, false, true>
+                : b.a.argmax ? xent_scan_kernel<D, true, true>
+                             : xent_scan_kernel<D, true, false>;
+    cuda_launch_early(run->early, scan, dim3((unsigned)b.splits, (unsigned)(b.padded / BLOCK_ROWS)),
+                      dim3(FUSED_THREADS), sizeof(scan_shared<D>), stream, b);
     cuda_launch_early(run->early, backward ? xent_join_kernel<D, true> : xent_join_kernel<D, false>,
                       dim3((unsigned)kernel_blocks(b.a.labels * (D / 4), JOIN_THREADS)), dim3(JOIN_THREADS),
                       0, stream, b);
@@ -100,7 +102,7 @@ template <int D> static void fused_weight(const kernel_run *run, const xent_bloc
 {
     cuda_launch_early(run->early, xent_weight_kernel<D>,
                       dim3((unsigned)kernel_blocks(b.a.vocab, BLOCK_ROWS), (unsigned)b.label_splits),
-                      dim3(shape<D>::THREADS), sizeof(weight_shared<D>), (cudaStream_t)run->stream, b);
+                      dim3(FUSED_THREADS), sizeof(weight_shared<D>), (cudaStream_t)run->stream, b);
 }
 
 /* Where there is a side, what d_weight is made of goes to memory that stays, and d_weight to the side. */
@@ -203,7 +205,7 @@ __global__ void __launch_bounds__(ROW_THREADS)
     float log_sum = logf(sum), log_prob = target < 0 ? 0 : z[target] - best - log_sum;
     if (me == 0) {
         ((float *)a.log_prob)[label] = log_prob;
-        a.argmax[label] = best_at == INT32_MAX ? 0 : best_at; /* nothing compares among NaNs */
+        if (a.argmax) a.argmax[label] = best_at == INT32_MAX ? 0 : best_at; /* nothing compares among NaNs */
     }
     if (!backward) return;
     __syncthreads(); /* z[target] has been read by all: gradient may lie in the same place */

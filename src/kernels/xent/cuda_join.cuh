@@ -119,7 +119,8 @@ template <int D, bool BACKWARD> __global__ void __launch_bounds__(JOIN_THREADS) 
         load_many<4>((const bf16 *)a.weight + target * a.width + column, w);
     label_sum l = join_splits<LANES>(b, i, live);
     float log_prob = target < 0 ? 0 : target_logit - l.log2_sum * LN_2, missing = -expm1f(log_prob);
-    if (live && lane == 0) ((float *)a.log_prob)[i] = log_prob, a.argmax[i] = l.best_at;
+    if (live && lane == 0) ((float *)a.log_prob)[i] = log_prob;
+    if (live && lane == 0 && a.argmax) a.argmax[i] = l.best_at;
     if constexpr (!BACKWARD) return;
     join_sums<LANES>(b, l, from, live && inside, raw, d);
 #pragma unroll

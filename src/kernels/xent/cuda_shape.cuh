@@ -5,8 +5,7 @@
  * BLOCK_ROWS rows that stay in shared memory against tiles of TILE rows that pass by, turn them into weights
  * and multiply those with the tile again. xent_scan_kernel has labels staying and the vocabulary passing,
  * with a running softmax, for d_hidden; xent_weight_kernel, when the sums are known, the vocabulary staying
- * and labels passing, for d_weight. A warp has WARP_ROWS rows and D / PARTS columns of the result; with two
- * parts, the two warps of the same rows compute the logits of half a tile each and exchange the weights. */
+ * and labels passing, for d_weight. Each warp has WARP_ROWS rows to itself. */
 #ifndef BLURRY_KERNELS_XENT_CUDA_SHAPE_CUH
 #define BLURRY_KERNELS_XENT_CUDA_SHAPE_CUH
 #include "kernels/cuda_vector.h"
@@ -15,10 +14,11 @@
 enum {
     BLOCK_ROWS = 128,
     TILE = 64,
-    STAGES = 3, /* tiles in shared memory or on their way there */
+    STAGES = 2, /* tiles in shared memory or on their way there */
     WARP_ROWS = 32,
     WARP_TILE = 32, /* of a tile, what a warp computes at once */
-    GROUPS = BLOCK_ROWS / WARP_ROWS,
+    WARPS = BLOCK_ROWS / WARP_ROWS,
+    FUSED_THREADS = 32 * WARPS,
     ROW_TILES = WARP_ROWS / 16,
     SPLITS_MOST = 32,
     PAD = 8 /* elements, against bank conflicts */
@@ -26,9 +26,12 @@ enum {
 #define LOG2_E 1.44269504f
 #define LN_2   0.69314718f
 
-/* How a width up to D is divided: 64 result columns for each warp. */
+/* Widths up to D. */
 template <int D> struct shape {
-    enum { PARTS = D / 64, COLUMNS = D / PARTS, THREADS = 32 * GROUPS * PARTS, STRIDE = D + PAD };
+    enum {
+        STRIDE = D + PAD /* of rows in shared memory */,
+        BLOCKS = D == 64 ? 3 : 2 /* to a multiprocessor */
+    };
 };
 
 /* What the gradient of the weight needs of a label; 16 bytes. */
@@ -62,12 +65,12 @@ static __device__ inline int64_t label_count(const xent_args &a)
     return a.count ? *a.count : a.labels;
 }
 
-/* ROWS neighbouring rows of `width` elements (a multiple of 8) to shared rows of D + PAD by THREADS threads;
- * zero from row `rows` and from column `width` on. */
-template <int D, int ROWS, int THREADS>
+/* ROWS neighbouring rows of `width` elements (a multiple of 8) to shared rows of D + PAD by all threads; zero
+ * from row `rows` and from column `width` on. */
+template <int D, int ROWS>
 static __device__ inline void rows_async(bf16 *to, const bf16 *from, int width, int rows, int thread)
 {
-    enum { PIECES = D / 8, AT_ONCE = THREADS / PIECES };
+    enum { PIECES = D / 8, AT_ONCE = FUSED_THREADS / PIECES };
     int c = thread % PIECES * 8, r = thread / PIECES;
     to += r * (D + PAD) + c, rows = c < width ? rows : 0;
 #pragma unroll
@@ -125,18 +128,18 @@ static __device__ inline void weights_of(const warp_logits &s, warp_weights &p)
             }
 }
 
-/* o [WARP_ROWS, COLUMNS] += p [WARP_ROWS, WARP_TILE] tile [WARP_TILE, D], of it the columns from `column`. */
+/* o [WARP_ROWS, D] += p [WARP_ROWS, WARP_TILE] tile [WARP_TILE, D] */
 template <int D>
-static __device__ inline void product_of(const warp_weights &p, const bf16 *tile, int column,
-                                         float (&o)[ROW_TILES][shape<D>::COLUMNS / 8][4])
+static __device__ inline void product_of(const warp_weights &p, const bf16 *tile,
+                                         float (&o)[ROW_TILES][D / 8][4])
 {
     enum { STRIDE = shape<D>::STRIDE };
     int lane = (int)threadIdx.x % 32;
-    tile += lane % 16 * STRIDE + column + lane / 16 * 8;
+    tile += lane % 16 * STRIDE + lane / 16 * 8;
 #pragma unroll
     for (int q = 0; q < WARP_TILE / 16; q++)
 #pragma unroll
-        for (int n = 0; n < shape<D>::COLUMNS / 8; n += 2) {
+        for (int n = 0; n < D / 8; n += 2) {
             uint32_t b[4];
             ldmatrix_x4_trans(b, tile + q * 16 * STRIDE + n * 8);
 #pragma unroll
@@ -145,47 +148,6 @@ static __device__ inline void product_of(const warp_weights &p, const bf16 *tile
                 mma_bf16(o[m][n + 1], p[m][q], b + 2);
             }
         }
-}
-
-/* A warp's weights for the other warp of its rows. */
-typedef uint4 weights_room[ROW_TILES * WARP_TILE / 16][32];
-
-static __device__ inline void put_weights(const warp_weights &p, weights_room &room)
-{
-#pragma unroll
-    for (int m = 0; m < ROW_TILES; m++)
-#pragma unroll
-        for (int q = 0; q < WARP_TILE / 16; q++)
-            room[m * (WARP_TILE / 16) + q][threadIdx.x % 32] =
-                make_uint4(p[m][q][0], p[m][q][1], p[m][q][2], p[m][q][3]);
-}
-static __device__ inline void get_weights(warp_weights &p, const weights_room &room)
-{
-#pragma unroll
-    for (int m = 0; m < ROW_TILES; m++)
-#pragma unroll
-        for (int q = 0; q < WARP_TILE / 16; q++) {
-            uint4 x = room[m * (WARP_TILE / 16) + q][threadIdx.x % 32];
-            p[m][q][0] = x.x, p[m][q][1] = x.y, p[m][q][2] = x.z, p[m][q][3] = x.w;
-        }
-}
-
-/* The two warps of the same rows wait for each other. */
-static __device__ inline void meet(int group)
-{
-    switch (group) { /* constants, or a block would be given all barriers there are */
-    case 0:
-        barrier_named(1, 64);
-        break;
-    case 1:
-        barrier_named(2, 64);
-        break;
-    case 2:
-        barrier_named(3, 64);
-        break;
-    default:
-        barrier_named(4, 64);
-    }
 }
 
 #endif

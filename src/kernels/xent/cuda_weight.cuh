@@ -8,7 +8,6 @@ template <int D> struct weight_shared {
     bf16 w[BLOCK_ROWS * shape<D>::STRIDE];
     bf16 x[STAGES][TILE * shape<D>::STRIDE];
     label_note notes[STAGES][TILE];
-    weights_room weights[GROUPS * (shape<D>::PARTS - 1) + 1][2]; /* with two parts: of each warp */
     int last;
 };
 
@@ -40,42 +39,30 @@ static __device__ inline void weight_gradient(warp_logits &s, const label_note *
 
 /* o += the gradient of the tile's logits times the tile. */
 template <int D>
-static __device__ inline void weight_tile(weight_shared<D> &shared, const bf16 *w, int stage, int row0,
-                                          float (&o)[ROW_TILES][shape<D>::COLUMNS / 8][4])
+static __device__ inline void weight_tile(const weight_shared<D> &shared, int stage, int row0,
+                                          float (&o)[ROW_TILES][D / 8][4])
 {
-    enum { PARTS = shape<D>::PARTS, STRIDE = shape<D>::STRIDE };
-    int warp = (int)threadIdx.x / 32, group = warp / PARTS, part = warp % PARTS;
-    const bf16 *x = shared.x[stage];
-    int column = part * shape<D>::COLUMNS;
+    const bf16 *w = shared.w + (int)threadIdx.x / 32 * WARP_ROWS * shape<D>::STRIDE;
 #pragma unroll 1
-    for (int c = 0; c < TILE; c += WARP_TILE * PARTS) {
-        int from = c + part * WARP_TILE;
+    for (int from = 0; from < TILE; from += WARP_TILE) {
+        const bf16 *x = shared.x[stage] + from * shape<D>::STRIDE;
         warp_logits s;
         warp_weights p;
-        logits_of<D>(w, x + from * STRIDE, s);
+        logits_of<D>(w, x, s);
         weight_gradient(s, shared.notes[stage] + from, row0);
         weights_of(s, p);
-        if constexpr (PARTS == 2) {
-            put_weights(p, shared.weights[group][part]);
-            meet(group);
-        }
-        product_of<D>(p, x + from * STRIDE, column, o);
-        if constexpr (PARTS == 2) {
-            get_weights(p, shared.weights[group][part ^ 1]);
-            product_of<D>(p, x + (part ^ 1) * WARP_TILE * STRIDE, column, o);
-        }
+        product_of<D>(p, x, o);
     }
 }
 
 /* The warp's rows of `to` [vocab, width] = (add: +=) scale * o. */
 template <int D>
 static __device__ inline void weight_store(const xent_block &b, float *to, bool add, float scale,
-                                           int64_t row0, int column,
-                                           const float (&o)[ROW_TILES][shape<D>::COLUMNS / 8][4])
+                                           int64_t row0, const float (&o)[ROW_TILES][D / 8][4])
 {
-    enum { N = shape<D>::COLUMNS / 8 };
+    enum { N = D / 8 };
     int lane = (int)threadIdx.x % 32, g = lane / 4, t = lane % 4;
-    to += (int64_t)(row0 + g) * b.a.width + column + 2 * t;
+    to += (int64_t)(row0 + g) * b.a.width + 2 * t;
 #pragma unroll
     for (int m = 0; m < ROW_TILES; m++)
 #pragma unroll
@@ -85,12 +72,12 @@ static __device__ inline void weight_store(const xent_block &b, float *to, bool 
             float2 old[N]; /* all loads of a row before its first store */
 #pragma unroll
             for (int n = 0; n < N; n++)
-                old[n] = add && column + n * 8 < b.a.width
+                old[n] = add && n * 8 < b.a.width
                              ? *reinterpret_cast<const float2 *>(to + r * b.a.width + n * 8)
                              : make_float2(0, 0);
 #pragma unroll
             for (int n = 0; n < N; n++)
-                if (column + n * 8 < b.a.width)
+                if (n * 8 < b.a.width)
                     *reinterpret_cast<float2 *>(to + r * b.a.width + n * 8) = make_float2(
                         old[n].x + scale * o[m][n][2 * half], old[n].y + scale * o[m][n][2 * half + 1]);
         }
@@ -99,38 +86,43 @@ static __device__ inline void weight_store(const xent_block &b, float *to, bool 
 /* The block of these rows that ends last adds up what all have left, in their order. */
 template <int D> static __device__ inline void weight_join(const xent_block &b, int &last, int first)
 {
-    enum { THREADS = shape<D>::THREADS };
+    enum { AT_ONCE = 4, STEP = 4 * FUSED_THREADS }; /* loads under way, and elements between them */
     __threadfence();
     __syncthreads();
     if (threadIdx.x == 0) last = atomicAdd(b.arrived + blockIdx.x, 1) == (int)b.label_splits - 1;
     __syncthreads();
     if (!last) return;
     __threadfence();
-    int64_t rows = kernel_min(BLOCK_ROWS, b.a.vocab - first), size = b.a.vocab * b.a.width;
+    int64_t size = b.a.vocab * b.a.width, end = kernel_min(BLOCK_ROWS, b.a.vocab - first) * b.a.width;
     const float *from = b.weight_parts + first * b.a.width;
-    float *to = (float *)b.a.d_weight + first * b.a.width;
-#pragma unroll 2
-    for (int64_t i = threadIdx.x * 4; i < rows * b.a.width; i += THREADS * 4) {
-        float sum[4], x[4];
-        load_many<4>((const float *)to + i, sum);
+    float *to = (float *)b.a.d_weight + first * b.a.width, sum[AT_ONCE][4], x[4];
+    for (int64_t i = threadIdx.x * 4; i < end; i += AT_ONCE * STEP) {
+#pragma unroll
+        for (int k = 0; k < AT_ONCE; k++)
+            if (i + k * STEP < end) load_many<4>((const float *)to + i + k * STEP, sum[k]);
 #pragma unroll 4
-        for (int s = 0; s < b.label_splits; s++) {
-            load_many<4>(from + s * size + i, x);
-            for (int n = 0; n < 4; n++) sum[n] += x[n];
-        }
-        store_many<4>(to + i, sum);
+        for (int s = 0; s < b.label_splits; s++)
+#pragma unroll
+            for (int k = 0; k < AT_ONCE; k++) {
+                if (i + k * STEP >= end) continue;
+                load_many<4>(from + s * size + i + k * STEP, x);
+#pragma unroll
+                for (int n = 0; n < 4; n++) sum[k][n] += x[n];
+            }
+#pragma unroll
+        for (int k = 0; k < AT_ONCE; k++)
+            if (i + k * STEP < end) store_many<4>(to + i + k * STEP, sum[k]);
     }
 }
 
 /* Grid (blocks of the vocabulary, label_splits). */
 template <int D>
-__global__ void __launch_bounds__(shape<D>::THREADS, D == 64 ? 4 : 2) xent_weight_kernel(xent_block b)
+__global__ void __launch_bounds__(FUSED_THREADS, shape<D>::BLOCKS) xent_weight_kernel(xent_block b)
 {
-    enum { THREADS = shape<D>::THREADS, PARTS = shape<D>::PARTS };
     CUDA_DYNAMIC_SHARED(weight_shared<D>, shared);
     cuda_wait_previous();
-    int thread = (int)threadIdx.x, warp = thread / 32, width = (int)b.a.width;
-    int first = (int)blockIdx.x * BLOCK_ROWS, row0 = first + warp / PARTS * WARP_ROWS;
+    int thread = (int)threadIdx.x, width = (int)b.a.width;
+    int first = (int)blockIdx.x * BLOCK_ROWS, row0 = first + thread / 32 * WARP_ROWS;
     int64_t count = label_count(b.a), tiles = kernel_blocks(count, TILE);
     int tile = (int)(tiles * blockIdx.y / b.label_splits),
         last = (int)(tiles * (blockIdx.y + 1) / b.label_splits);
@@ -138,28 +130,26 @@ __global__ void __launch_bounds__(shape<D>::THREADS, D == 64 ? 4 : 2) xent_weigh
         if (which < last) {
             int64_t label = (int64_t)which * TILE;
             int rows = (int)kernel_min(TILE, count - label);
-            rows_async<D, TILE, THREADS>(shared->x[stage], b.x + label * width, width, rows, thread);
+            rows_async<D, TILE>(shared->x[stage], b.x + label * width, width, rows, thread);
             if (thread < TILE) /* no label: a row of zeros, whatever its note */
                 copy_async16(shared->notes[stage] + thread, b.notes + label + (thread < rows ? thread : 0),
                              thread < rows);
         }
         copy_async_commit();
     };
-    rows_async<D, BLOCK_ROWS, THREADS>(shared->w, (const bf16 *)b.a.weight + (int64_t)first * width, width,
-                                       (int)b.a.vocab - first, thread);
+    rows_async<D, BLOCK_ROWS>(shared->w, (const bf16 *)b.a.weight + (int64_t)first * width, width,
+                              (int)b.a.vocab - first, thread);
     for (int s = 0; s < STAGES - 1; s++) fetch(tile + s, s);
-    float o[ROW_TILES][shape<D>::COLUMNS / 8][4] = {};
-    const bf16 *w = shared->w + warp / PARTS * WARP_ROWS * shape<D>::STRIDE;
+    float o[ROW_TILES][D / 8][4] = {};
     for (int stage = 0; tile < last; tile++, stage = (stage + 1) % STAGES) {
         copy_async_wait<STAGES - 2>();
         __syncthreads(); /* the tile has arrived for all, and all are done with the one before */
         fetch(tile + STAGES - 1, (stage + STAGES - 1) % STAGES);
-        weight_tile<D>(*shared, w, stage, row0, o);
+        weight_tile<D>(*shared, stage, row0, o);
     }
-    int column = warp % PARTS * shape<D>::COLUMNS;
     float scale = (float)*b.a.grad_scale;
-    if (b.label_splits == 1) return weight_store<D>(b, (float *)b.a.d_weight, true, scale, row0, column, o);
-    weight_store<D>(b, b.weight_parts + blockIdx.y * b.a.vocab * width, false, scale, row0, column, o);
+    if (b.label_splits == 1) return weight_store<D>(b, (float *)b.a.d_weight, true, scale, row0, o);
+    weight_store<D>(b, b.weight_parts + blockIdx.y * b.a.vocab * width, false, scale, row0, o);
     weight_join<D>(b, shared->last, first);
 }
 

@@ -26,7 +26,7 @@ static void label_forward(const xent_args *a, int64_t i, real *logits)
     for (int64_t v = 0; v < a->vocab; v++) total += logits[v] = (real)exp(logits[v] - most);
     for (int64_t v = 0; v < a->vocab; v++) logits[v] /= total;
     ((real *)a->log_prob)[i] = a->target[i] < 0 ? 0 : chosen - most - (real)log(total);
-    a->argmax[i] = (int32_t)best;
+    if (a->argmax) a->argmax[i] = (int32_t)best;
 }
 
 KERNEL(xent_forward, xent_args)

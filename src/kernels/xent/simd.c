@@ -227,7 +227,7 @@ static void label_task(void *context, int64_t task, int worker)
         whole_sum(k->notes + group * spans, spans, j, most, sum, top);
         for (int64_t i = 0; i < VL && j + i < end; i++) {
             int64_t at = group * GROUP + j + i, label = k->first + at, target = a->target[label];
-            a->argmax[label] = top[i];
+            if (a->argmax) a->argmax[label] = top[i];
             ((real *)a->log_prob)[label] = target < 0 ? 0 : k->chosen[at] - most[i] - (real)log(sum[i]);
             k->inverse[at] = k->backward && target >= 0 ? (real)*a->grad_scale / sum[i] : 0;
         }

@@ -15,7 +15,7 @@ typedef struct xent_args {
                               n_hidden is labels */
     const int32_t *target; /* [labels] each in [0, vocab), or -1: no loss and no gradient, predictions only */
     void *log_prob;        /* [labels] log-probability of the target (0 for target -1) */
-    int32_t *argmax;       /* [labels] the first largest logit */
+    int32_t *argmax;       /* [labels] the first largest logit; NULL: not wanted */
     void *logits;          /* NULL, or [labels, vocab] */
     /* Backward only: computes everything above again together with the gradients, so a training step calls it
      * alone. */
