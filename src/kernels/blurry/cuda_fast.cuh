@@ -87,6 +87,47 @@ static __device__ inline const char *fast_entry_ready(const bla_call &c, const f
     return r.scratch + ((sequence * r.loose + period->loose) * r.made + chunk) * entry_made_bytes(SP, DECAY);
 }
 
+/* The entries of a chain's chunks one after another, forwards or backwards: without a division or a look into
+ * memory for each. */
+template <bool DECAY> struct fast_entries {
+    const char *base; /* of all, or (rows = 0) the chunk's own */
+    int64_t stride;
+    uint32_t rows, phase, step;
+    __device__ void begin(const bla_call &c, const fast_run &r, const bla_chain &x, int SP, int64_t chunk,
+                          bool backwards)
+    {
+        const bla_period *period = c.periods + x.h;
+        const int64_t t0 = x.position + chunk * CHUNK;
+        rows = (uint32_t)period->rows, phase = step = 0;
+        if (rows) {
+            base = period->entries, stride = period->entry_stride;
+            phase = fast_phase(t0, rows), step = CHUNK % rows;
+            if (backwards && step) step = rows - step;
+        } else {
+            base = fast_entry_ready<DECAY>(c, r, x.b, x.h, t0, SP, chunk);
+            stride = backwards ? -entry_made_bytes(SP, DECAY) : entry_made_bytes(SP, DECAY);
+        }
+    }
+    __device__ const char *next(void)
+    {
+        const char *here = rows ? base + phase * stride : base;
+        if (!rows) base += stride;
+        phase += step;
+        if (phase >= rows) phase -= rows;
+        return here;
+    }
+};
+/* Starts copying an entry's P to a tile, by all threads of a block. */
+template <int SP, int THREADS> static __device__ inline void fast_table_load(char *tile, const char *entry)
+{
+    constexpr int units = SP / 8, U = tile_units(SP), ROUND = THREADS / units;
+    static_assert(THREADS % units == 0 && ROUND % 8 == 0 && CHUNK % ROUND == 0, "whole rounds");
+    int at = tile_at<U>((int)threadIdx.x / units, (int)threadIdx.x % units);
+#pragma unroll
+    for (int i = 0; i < CHUNK; i += ROUND)
+        copy_async16(tile + at + i * (U * 16), entry + 16 * threadIdx.x + i * (SP * 2), true);
+}
+
 /* The same, or built into this block's scratch (with barriers; `room` is shared memory that nothing else uses
  * now). */
 template <bool DECAY>

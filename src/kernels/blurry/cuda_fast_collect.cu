@@ -53,34 +53,44 @@ static __device__ inline int collect_tokens(const collect_place &p, int64_t chun
     return (int)min((int64_t)CHUNK, p.chain.count - chunk * CHUNK);
 }
 
-/* Starts loading a step's tiles (P with a chunk's first head) and moves on to the next. */
-template <typename F, bool DECAY>
-static __device__ inline void collect_load(const bla_call &c, const fast_run &r, const collect_place &p,
-                                           collect_step &step, char *stage)
-{
-    if (step.chunk >= 0) {
-        int64_t chunk = step.chunk, token = p.chain.first + chunk * CHUNK;
-        int64_t head = p.chain.h * c.group + step.head;
-        int64_t unit = fast_saved_base(p.chain.first, p.chain.b, c.H, head) + chunk * c.H;
-        const char *rows = r.rows + (unit * 2 + p.side) * F::ROWS;
-#pragma unroll
-        for (int i = 0; i < F::ROWS; i += 16 * F::THREADS) {
-            int at = i + 16 * (int)threadIdx.x;
-            if (at < F::ROWS) copy_async16(stage + at, rows + at, true);
-        }
-        const bf16 *left = (const bf16 *)(p.side ? c.d_o : c.q) + (token * c.H + head) * p.all;
-        tile_load<F::W, CHUNK, F::THREADS>(stage + F::ROWS, p.width > 0 ? left + p.column : left, c.H * p.all,
-                                           collect_tokens(p, chunk), p.width, threadIdx.x);
-        if (step.head == 0) {
-            const char *entry = fast_entry_ready<DECAY>(c, r, p.chain.b, p.chain.h,
-                                                        p.chain.position + chunk * CHUNK, F::SP, chunk);
-            tile_load<F::SP, CHUNK, F::THREADS>(stage + F::ROWS + F::LEFT, (const bf16 *)entry, F::SP, CHUNK,
-                                                F::SP, threadIdx.x);
-        }
+/* Starts loading step after step: rows, the columns of q or d_o, and P with a chunk's first head. */
+template <typename F, bool DECAY> struct collect_loader {
+    fast_entries<DECAY> entries;
+    tile_source<F::W, CHUNK, F::THREADS> left;
+    const char *rows;
+    int64_t next_rows,
+        next_chunk; /* bytes from head to head, and from the last one to the next chunk's first */
+    collect_step step;
+    __device__ void begin(const bla_call &c, const fast_run &r, const collect_place &p)
+    {
+        step.chunk = p.chunks - 1, step.head = 0;
+        if (step.chunk < 0) return;
+        const int64_t head = p.chain.h * c.group, token = p.chain.first + step.chunk * CHUNK;
+        const int64_t unit = fast_saved_base(p.chain.first, p.chain.b, c.H, head) + step.chunk * c.H;
+        rows = r.rows + (unit * 2 + p.side) * F::ROWS + 16 * threadIdx.x;
+        next_rows = 2 * F::ROWS, next_chunk = -(c.H + c.group - 1) * next_rows;
+        const int64_t stride = c.H * p.all;
+        const bf16 *from = (const bf16 *)(p.side ? c.d_o : c.q) + token * stride + head * p.all;
+        left.begin(p.width > 0 ? from + p.column : from, stride, p.all, p.width);
+        entries.begin(c, r, p.chain, F::SP, step.chunk, true);
     }
-    step.advance(c.group);
-    copy_async_commit();
-}
+    __device__ void load(const bla_call &c, const collect_place &p, char *stage)
+    {
+        if (step.chunk >= 0) {
+#pragma unroll
+            for (int i = 0; i < F::ROWS; i += 16 * F::THREADS)
+                if (i + 16 * (int)threadIdx.x < F::ROWS)
+                    copy_async16(stage + i + 16 * threadIdx.x, rows + i, true);
+            left.load(stage + F::ROWS, collect_tokens(p, step.chunk));
+            if (step.head == 0) fast_table_load<F::SP, F::THREADS>(stage + F::ROWS + F::LEFT, entries.next());
+            bool last = step.head == c.group - 1;
+            if (last) left.from -= (CHUNK * c.H + c.group) * p.all * (int64_t)sizeof(bf16);
+            rows += last ? next_chunk : next_rows;
+            step.advance(c.group);
+        }
+        copy_async_commit();
+    }
+};
 
 /* A fragment of the transpose of a 16 x 16 block as rows_store left it. */
 static __device__ inline void collect_a(uint32_t *a, const char *block)
@@ -137,6 +147,7 @@ static __device__ inline float *collect_slots(const bla_call &c, const collect_p
 /* The side of the slots. */
 template <typename F, bool DECAY> struct collect_slots_side {
     float x[F::MT][F::NS][4], end[F::MT][2];
+    fast_entries<DECAY> entries;
     fast_corner at, corner; /* within the block's columns and among all */
     __device__ void begin(const bla_call &c, const fast_run &r, const collect_place &p, char *tile)
     {
@@ -144,16 +155,15 @@ template <typename F, bool DECAY> struct collect_slots_side {
         corner.column += p.column;
         fast_slots_load(x, c.d_out.k ? collect_slots<F>(c, p, c.d_out) : NULL, c.S, p.all, corner,
                         DECAY ? ENTRY_START : 1.0f);
-        fetch(c, r, p, p.chunks - 1);
+        if (DECAY && p.chunks > 0) entries.begin(c, r, p.chain, F::SP, p.chunks - 1, true);
+        fetch(p, p.chunks - 1);
         hand(p.chunks - 1, tile);
     }
     /* What the slots keep over a chunk, ahead of time. */
-    __device__ void fetch(const bla_call &c, const fast_run &r, const collect_place &p, int64_t chunk)
+    __device__ void fetch(const collect_place &p, int64_t chunk)
     {
         if (!DECAY || chunk < 0) return;
-        const char *entry = fast_entry_ready<DECAY>(c, r, p.chain.b, p.chain.h,
-                                                    p.chain.position + chunk * CHUNK, F::SP, chunk);
-        fast_keep(entry, F::SP, collect_tokens(p, chunk), at, end);
+        fast_keep(entries.next(), F::SP, collect_tokens(p, chunk), at, end);
     }
     /* The gradient of the slots after a chunk, times what they keep over it, to the side of the tokens. */
     __device__ void hand(int64_t chunk, char *tile)
@@ -177,9 +187,11 @@ static __global__ void __launch_bounds__(256, (collect_form<SP, W>::BLOCKS))
     char *d_slots = shared + F::STAGES * F::STAGE, *copy = d_slots + 2 * F::SLOTS + rows * F::COPY;
     collect_slots_side<F, DECAY> slots;
     float x[F::NT][4];
-    collect_step step = {p.chunks - 1, 0}, ahead = step;
+    collect_step step = {p.chunks - 1, 0};
+    collect_loader<F, DECAY> loader;
+    loader.begin(c, r, p);
 #pragma unroll
-    for (int i = 0; i < F::STAGES - 1; i++) collect_load<F, DECAY>(c, r, p, ahead, shared + i * F::STAGE);
+    for (int i = 0; i < F::STAGES - 1; i++) loader.load(c, p, shared + i * F::STAGE);
     if (warp >= 4) slots.begin(c, r, p, d_slots + (~p.chunks & 1) * F::SLOTS);
     int now = 0, free = F::STAGES - 1; /* stages: at work, and left by the step before */
     for (; step.chunk >= 0; step.advance(c.group)) {
@@ -189,7 +201,7 @@ static __global__ void __launch_bounds__(256, (collect_form<SP, W>::BLOCKS))
         char *mine = d_slots + (chunk & 1) * F::SLOTS, *next = d_slots + (~chunk & 1) * F::SLOTS;
         copy_async_wait<F::STAGES - 2>();
         __syncthreads();
-        collect_load<F, DECAY>(c, r, p, ahead, shared + free * F::STAGE);
+        loader.load(c, p, shared + free * F::STAGE);
         if (warp < 4) {
             collect_tokens_step<F>(x, stage, mine, rows, step.head == 0);
             if (last) {
@@ -203,7 +215,7 @@ static __global__ void __launch_bounds__(256, (collect_form<SP, W>::BLOCKS))
                 __syncwarp();
             }
         } else {
-            if (last) slots.fetch(c, r, p, chunk - 1);
+            if (last) slots.fetch(p, chunk - 1);
             collect_slots_step<F>(slots.x, stage, slots.at);
             if (last) slots.hand(chunk - 1, next);
         }

@@ -44,25 +44,36 @@ static __device__ inline states_place states_place_of(const bla_call &c, const f
     return p;
 }
 
-/* Starts loading a chunk's P, columns and what the slots keep over it. */
-template <typename F, bool DECAY>
-static __device__ inline void states_load(const bla_call &c, const fast_run &r, const states_place &p,
-                                          int64_t chunk, char *stage)
-{
-    if (chunk < p.to) {
-        int64_t token = p.chain.first + chunk * CHUNK, t0 = p.chain.position + chunk * CHUNK;
-        int width = p.side ? c.Dv : c.Dk, n = (int)min((int64_t)CHUNK, p.chain.count - chunk * CHUNK);
-        const char *entry = fast_entry_ready<DECAY>(c, r, p.chain.b, p.chain.h, t0, F::SP, chunk);
-        const bf16 *from = (const bf16 *)(p.side ? c.v : c.k) + (token * c.Hkv + p.chain.h) * width;
-        tile_load<F::W, CHUNK, F::THREADS>(stage + F::TABLE, p.width > 0 ? from + p.column : from,
-                                           c.Hkv * width, n, p.width, threadIdx.x);
-        tile_load<F::SP, CHUNK, F::THREADS>(stage, (const bf16 *)entry, F::SP, CHUNK, F::SP, threadIdx.x);
-        if (DECAY && threadIdx.x < F::SP / 4)
-            copy_async16(stage + F::TABLE + F::TOKENS + 16 * threadIdx.x,
-                         entry + 2 * entry_p_bytes(F::SP) + ((n - 1) * F::SP + 4 * threadIdx.x) * 4, true);
+/* Starts loading chunk after chunk: P, the columns and what the slots keep. */
+template <typename F, bool DECAY> struct states_loader {
+    fast_entries<DECAY> entries;
+    tile_source<F::W, CHUNK, F::THREADS> tokens;
+    int64_t left, chunks; /* tokens and chunks to come */
+    __device__ void begin(const bla_call &c, const fast_run &r, const states_place &p)
+    {
+        const int width = p.side ? c.Dv : c.Dk;
+        const int64_t stride = c.Hkv * width, token = p.chain.first + p.from * CHUNK;
+        const bf16 *from = (const bf16 *)(p.side ? c.v : c.k) + token * stride + p.chain.h * width;
+        entries.begin(c, r, p.chain, F::SP, p.from, false);
+        tokens.begin(p.width > 0 ? from + p.column : from, stride, CHUNK * stride, p.width);
+        left = p.chain.count - p.from * CHUNK, chunks = p.to - p.from;
     }
-    copy_async_commit();
-}
+    __device__ void load(char *stage)
+    {
+        if (chunks > 0) {
+            int n = (int)min((int64_t)CHUNK, left);
+            const char *entry = entries.next();
+            tokens.load(stage + F::TABLE, n);
+            fast_table_load<F::SP, F::THREADS>(stage, entry);
+            if (DECAY && threadIdx.x < F::SP / 4)
+                copy_async16(stage + F::TABLE + F::TOKENS + 16 * threadIdx.x,
+                             entry + 2 * entry_p_bytes(F::SP) + ((n - 1) * F::SP + 4 * threadIdx.x) * 4,
+                             true);
+            left -= CHUNK, chunks--;
+        }
+        copy_async_commit();
+    }
+};
 
 /* The caller's slots to and from a warp's accumulators. */
 template <typename F, bool STORE>
@@ -146,9 +157,11 @@ static __global__ void __launch_bounds__(2 * SP, 2)
     const states_place p = states_place_of<F>(c, r, D, increments);
     const int warp = threadIdx.x / 32, slot0 = 16 * warp, g = slot0 + ((threadIdx.x & 31) >> 2);
     char *copy = shared + F::STAGES * F::STAGE + warp * F::COPY;
+    states_loader<F, DECAY> loader;
     float x[F::NT][4];
+    loader.begin(c, r, p);
 #pragma unroll
-    for (int i = 0; i < F::STAGES - 1; i++) states_load<F, DECAY>(c, r, p, p.from + i, shared + i * F::STAGE);
+    for (int i = 0; i < F::STAGES - 1; i++) loader.load(shared + i * F::STAGE);
     tile_zero(x);
     float kept[2] = {1.0f, 1.0f};
     if (r.segments > 1 && !increments) {
@@ -163,7 +176,7 @@ static __global__ void __launch_bounds__(2 * SP, 2)
         const char *stage = shared + now * F::STAGE;
         copy_async_wait<F::STAGES - 2>();
         __syncthreads();
-        states_load<F, DECAY>(c, r, p, chunk + F::STAGES - 1, shared + free * F::STAGE);
+        loader.load(shared + free * F::STAGE);
         if (!increments) states_save<F>(x, copy, to, D);
 #pragma unroll
         for (int k = 0; k < CHUNK; k += 16) {

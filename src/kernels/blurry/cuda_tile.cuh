@@ -155,6 +155,34 @@ static __device__ inline void tile_load(char *tile, const bf16 *from, int64_t st
     }
 }
 
+/* The same for tile after tile, each `step` bytes behind the one before (or before it, where negative): what
+ * does not change is worked out once. */
+template <int D, int ROWS, int THREADS> struct tile_source {
+    static constexpr int UNITS = D / 8, U = tile_units(D), ROUND = THREADS / UNITS; /* rows of a round */
+    static_assert(THREADS % UNITS == 0 && ROUND % 8 == 0, "the swizzle is the same in every round");
+    const char *from; /* this thread's unit of the first round */
+    int64_t round, step;
+    int row, at;
+    bool inside; /* whether its columns are there */
+    __device__ void begin(const bf16 *first, int64_t stride, int64_t between, int valid_columns)
+    {
+        int unit = (int)threadIdx.x % UNITS;
+        row = (int)threadIdx.x / UNITS, at = tile_at<U>(row, unit), inside = unit * 8 < valid_columns;
+        from = (const char *)(first + row * stride + (inside ? unit * 8 : 0));
+        round = ROUND * stride * 2, step = between * 2;
+    }
+    __device__ void load(char *tile, int valid_rows)
+    {
+#pragma unroll
+        for (int i = 0; i < ROWS; i += ROUND) {
+            if (ROUND > ROWS && row >= ROWS) break;
+            bool valid = inside && row + i < valid_rows;
+            copy_async16(tile + at + i * (U * 16), valid ? from + i / ROUND * round : from, valid);
+        }
+        from += step;
+    }
+};
+
 /* Accumulators of 16 rows as bf16 to memory; rows from `valid_rows` on and columns from `valid_columns` on
  * are left out. The four lanes of a row exchange words until each has 16 bytes in one piece. */
 template <int N>
