@@ -9,11 +9,13 @@ static __device__ inline int64_t position_row(const embed_args &a, int64_t r)
     return p < a.max_length ? p : a.max_length - 1;
 }
 
-template <typename T, int N> __global__ void __launch_bounds__(THREADS) embed_forward_kernel(embed_args a)
+/* I: of indices; 32 bits where they do, for division. */
+template <typename T, int N, typename I>
+__global__ void __launch_bounds__(THREADS) embed_forward_kernel(embed_args a)
 {
     cuda_wait_previous();
-    int64_t pieces = a.width / N, n = (int64_t)blockIdx.x * THREADS + threadIdx.x, r = n / pieces,
-            c = n % pieces * N;
+    I pieces = (I)a.width / N, n = (I)blockIdx.x * THREADS + threadIdx.x, token = n / pieces;
+    int64_t r = token, c = (int64_t)(n - token * pieces) * N;
     if (r >= a.batch * a.length) return;
     float x[N], place[N];
     load_many<N>((const float *)a.weight + a.id[r] * a.width + c, x);
@@ -132,8 +134,11 @@ template <typename T, int N> static void embed_forward_as(const kernel_run *run,
 {
     int64_t tokens = a->batch * a->length, items = tokens * (a->width / N);
     if (a->saved && sorts_early(a)) sort_tokens(side_run(run), a, a->id, tokens, (char *)a->saved);
-    cuda_launch_early(run->early, embed_forward_kernel<T, N>, dim3((unsigned)kernel_blocks(items, THREADS)),
-                      dim3(THREADS), 0, (cudaStream_t)run->stream, *a);
+    cuda_launch_early(run->early,
+                      items < INT32_MAX - THREADS ? embed_forward_kernel<T, N, uint32_t>
+                                                  : embed_forward_kernel<T, N, int64_t>,
+                      dim3((unsigned)kernel_blocks(items, THREADS)), dim3(THREADS), 0,
+                      (cudaStream_t)run->stream, *a);
 }
 
 template <typename T> static void embed(const kernel_run *run, const embed_args *a, int backward)

@@ -47,11 +47,18 @@ static __device__ inline float lane_squares(const norm_lane<N, K> &at, const flo
     return sum;
 }
 
+/* Tells the compiler what a PLAIN norm has not; half the registers then. */
+template <bool PLAIN, typename T> static __device__ inline void leave_out(norm_rows<T> &a)
+{
+    if (PLAIN) a.centred = a.with_bias = 0, a.gate = NULL, a.bias = NULL;
+}
+
 /* One row per group of lanes. */
-template <typename T, int N, int K>
+template <typename T, int N, int K, bool PLAIN>
 __global__ void __launch_bounds__(THREADS) norm_forward_kernel(norm_rows<T> a)
 {
     cuda_wait_previous();
+    leave_out<PLAIN>(a);
     int lane = (int)threadIdx.x & (a.lanes - 1);
     int64_t row = ((int64_t)blockIdx.x * THREADS + threadIdx.x) >> a.shift, width = a.width,
             at0 = row * width;
@@ -121,15 +128,16 @@ static __device__ inline void norm_backward_row(const norm_rows<T> &a, int64_t r
     if (a.gate) lane_store(at, a.d_gate + at0, gate);
 }
 
-/* Block b takes rows [b, b+1) * rows / blocks. Where sums are wanted (a.part) it leaves its own. */
-template <typename T, int N, int K>
+/* Where sums are wanted (a.part) a block leaves those over its rows. */
+template <typename T, int N, int K, bool PLAIN>
 __global__ void __launch_bounds__(THREADS) norm_backward_kernel(norm_rows<T> a)
 {
     cuda_wait_previous();
+    leave_out<PLAIN>(a);
     CUDA_DYNAMIC_SHARED(float, room); /* [groups, width] */
     int lane = (int)threadIdx.x & (a.lanes - 1), group = (int)threadIdx.x >> a.shift,
         groups = THREADS >> a.shift;
-    int64_t first = a.rows * blockIdx.x / gridDim.x, last = a.rows * (blockIdx.x + 1) / gridDim.x;
+    int64_t first = blockIdx.x * a.per_block, last = kernel_min(a.rows, first + a.per_block);
     float d_weight[K][N] = {}, d_bias[K][N] = {};
     for (int64_t base = first; base < last; base += groups)
         norm_backward_row<T, N, K>(a, base + group, base + group < last, lane, d_weight, d_bias);
@@ -163,24 +171,30 @@ template <typename T> static bool norm_fits(norm_rows<T> &a)
            all_aligned(a.d_y, a.d_residual, a.d_x, a.d_gate);
 }
 
+template <typename T> static bool is_plain(const norm_rows<T> &a)
+{
+    return !a.centred && !a.gate && !a.bias && !a.with_bias;
+}
+
 /* The kernel for a row's accesses per lane. */
 template <typename T> static void (*forward_kernel(const norm_rows<T> &a))(norm_rows<T>)
 {
     enum { N = vector_of<T>::N };
     int64_t steps = kernel_blocks(a.width, 32 * N);
-    return steps <= 1   ? norm_forward_kernel<T, N, 1>
-           : steps <= 2 ? norm_forward_kernel<T, N, 2>
-           : steps <= 4 ? norm_forward_kernel<T, N, 4>
-                        : norm_forward_kernel<T, N, WIDEST / 32 / N>;
+    return steps <= 1 ? is_plain(a) ? norm_forward_kernel<T, N, 1, true> : norm_forward_kernel<T, N, 1, false>
+           : steps <= 2 ? norm_forward_kernel<T, N, 2, false>
+           : steps <= 4 ? norm_forward_kernel<T, N, 4, false>
+                        : norm_forward_kernel<T, N, WIDEST / 32 / N, false>;
 }
 template <typename T> static void (*backward_kernel(const norm_rows<T> &a))(norm_rows<T>)
 {
     enum { N = vector_of<T>::N };
     int64_t steps = kernel_blocks(a.width, 32 * N);
-    return steps <= 1   ? norm_backward_kernel<T, N, 1>
-           : steps <= 2 ? norm_backward_kernel<T, N, 2>
-           : steps <= 4 ? norm_backward_kernel<T, N, 4>
-                        : norm_backward_kernel<T, N, WIDEST / 32 / N>;
+    return steps <= 1
+               ? is_plain(a) ? norm_backward_kernel<T, N, 1, true> : norm_backward_kernel<T, N, 1, false>
+           : steps <= 2 ? norm_backward_kernel<T, N, 2, false>
+           : steps <= 4 ? norm_backward_kernel<T, N, 4, false>
+                        : norm_backward_kernel<T, N, WIDEST / 32 / N, false>;
 }
 
 template <typename T> static void norm_forward(const kernel_run *run, norm_rows<T> a)
@@ -202,11 +216,14 @@ static void norm_backward(const kernel_run *run, norm_rows<T> a, float *d_weight
     a.with_bias = d_bias != NULL;
     int64_t columns = a.width * (1 + a.with_bias), groups = THREADS / a.lanes,
             parts = parts_for(kernel_blocks(a.rows, fits ? groups : 16), columns);
+    if (fits) { /* as many rows for every group */
+        a.per_block = (d_weight ? kernel_blocks(a.rows, parts * groups) : 1) * groups;
+        parts = kernel_blocks(a.rows, a.per_block);
+    }
     float *handed = d_weight ? (float *)side_memory(run, (size_t)(parts * columns) * sizeof(float)) : NULL;
     a.part = handed ? handed : d_weight ? (float *)run->scratch : NULL;
     if (fits) {
-        int64_t blocks = d_weight ? parts : kernel_blocks(a.rows, groups);
-        cuda_launch_early(run->early, backward_kernel(a), dim3((unsigned)blocks), dim3(THREADS),
+        cuda_launch_early(run->early, backward_kernel(a), dim3((unsigned)parts), dim3(THREADS),
                           (size_t)(groups * a.width) * sizeof(float), stream, a);
     } else {
         if (d_weight) /* first: d_x may be where d_y is */

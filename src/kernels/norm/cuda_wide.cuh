@@ -20,6 +20,7 @@ template <typename T> struct norm_rows {
     T *d_x, *d_gate;
     float *part; /* [blocks, 1 or 2, width]: sums for d_weight, d_bias */
     int with_bias;
+    int64_t per_block; /* rows of a block of norm_backward_kernel */
 };
 
 /* The row of d_residual that belongs to a row; -1: none. */

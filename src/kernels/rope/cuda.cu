@@ -22,20 +22,21 @@ static __global__ void rope_table_kernel(int64_t length, int64_t dim, double log
 }
 
 /* Thread: N pairs of one head of one token. Work items [batch * length * heads, half / N]; for an odd dim
- * the first item of a head also copies the last channel. */
-template <typename T, int N>
+ * the first item of a head also copies the last channel. I: of indices; 32 bits where they do, for division.
+ */
+template <typename T, int N, typename I>
 __global__ void __launch_bounds__(THREADS)
-    rope_by_table_kernel(int64_t rows, int64_t length, int64_t heads, int64_t dim, const float *table,
-                         float direction, const T *x, T *y)
+    rope_by_table_kernel(I rows, I length, I heads, I dim, const float *table, float direction, const T *x,
+                         T *y)
 {
     cuda_wait_previous();
-    int64_t half = dim / 2, pieces = kernel_max(1, half / N), n = (int64_t)blockIdx.x * THREADS + threadIdx.x;
-    int64_t row = n / pieces, i = n % pieces * N;
+    I half = dim / 2, pieces = half / N > 1 ? half / N : 1, n = (I)blockIdx.x * THREADS + threadIdx.x;
+    I row = n / pieces, i = (n - row * pieces) * N;
     if (row >= rows) return;
-    x += row * dim, y += row * dim;
+    x += (int64_t)row * dim, y += (int64_t)row * dim;
     if (half > 0) {
         float low[N], high[N], turn[2 * N];
-        load_many<2 * N>(table + (row / heads % length * half + i) * 2, turn);
+        load_many<2 * N>(table + ((int64_t)(row / heads % length) * half + i) * 2, turn);
         load_many<N>(x + i, low);
         load_many<N>(x + i + half, high);
         for (int k = 0; k < N; k++) {
@@ -51,23 +52,22 @@ __global__ void __launch_bounds__(THREADS)
 
 /* Block row y: stream y. Thread: N pairs of one head of one token, as above, to their place among the streams
  * side by side. */
-template <typename T, int N>
+template <typename T, int N, typename I>
 __global__ void __launch_bounds__(THREADS)
-    rope_join_kernel(int64_t rows, int64_t length, int64_t heads, int64_t dim, int64_t turned,
-                     const float *table, const T *x, T *y)
+    rope_join_kernel(I rows, I length, I heads, I dim, I turned, const float *table, const T *x, T *y)
 {
     cuda_wait_previous();
-    int64_t half = dim / 2, pieces = kernel_max(1, half / N), n = (int64_t)blockIdx.x * THREADS + threadIdx.x;
-    int64_t row = n / pieces, i = n - row * pieces, token = row / heads, stream = blockIdx.y;
+    I half = dim / 2, pieces = half / N > 1 ? half / N : 1, n = (I)blockIdx.x * THREADS + threadIdx.x;
+    I row = n / pieces, i = (n - row * pieces) * N, token = row / heads, stream = blockIdx.y;
     if (row >= rows) return;
-    i *= N;
-    x += (stream * rows + row) * dim, y += (row + (token * (gridDim.y - 1) + stream) * heads) * dim;
+    x += ((int64_t)stream * rows + row) * dim;
+    y += (row + ((int64_t)token * (gridDim.y - 1) + stream) * heads) * dim;
     if (half > 0) {
         float low[N], high[N], turn[2 * N];
         load_many<N>(x + i, low);
         load_many<N>(x + i + half, high);
         if (stream < turned) {
-            load_many<2 * N>(table + (token % length * half + i) * 2, turn);
+            load_many<2 * N>(table + ((int64_t)(token % length) * half + i) * 2, turn);
             for (int k = 0; k < N; k++) {
                 float c = turn[2 * k], s = -turn[2 * k + 1], a = low[k], b = high[k];
                 low[k] = a * c - b * s;
@@ -112,13 +112,22 @@ static void rope_table(const kernel_run *run, const rope_args *a)
                     (cudaStream_t)run->stream, a->length, a->dim, log2(a->base), (float *)a->table);
 }
 
+/* Whether indices of elements and of threads fit 32 bits. */
+static bool is_short(const rope_args *a)
+{
+    return a->batch * a->length * a->heads * (a->dim + 1) < INT32_MAX - THREADS;
+}
+
 template <typename T, int N>
 static void by_table(const kernel_run *run, const rope_args *a, const void *x, void *y, float direction)
 {
     int64_t rows = a->batch * a->length * a->heads, items = rows * kernel_max(1, a->dim / 2 / N);
-    cuda_launch_early(run->early, rope_by_table_kernel<T, N>, dim3((unsigned)kernel_blocks(items, THREADS)),
-                      dim3(THREADS), 0, (cudaStream_t)run->stream, rows, a->length, a->heads, a->dim,
-                      (const float *)a->table, direction, (const T *)x, (T *)y);
+    auto launch = [&](auto kernel) {
+        cuda_launch_early(run->early, kernel, dim3((unsigned)kernel_blocks(items, THREADS)), dim3(THREADS), 0,
+                          (cudaStream_t)run->stream, rows, a->length, a->heads, a->dim,
+                          (const float *)a->table, direction, (const T *)x, (T *)y);
+    };
+    is_short(a) ? launch(rope_by_table_kernel<T, N, uint32_t>) : launch(rope_by_table_kernel<T, N, int64_t>);
 }
 
 template <typename T>
@@ -142,10 +151,13 @@ static void rotate(const kernel_run *run, const rope_args *a, const void *x, voi
 template <typename T, int N> static void join_as(const kernel_run *run, const rope_args *a)
 {
     int64_t rows = a->batch * a->length * a->heads, items = rows * kernel_max(1, a->dim / 2 / N);
-    cuda_launch_early(run->early, rope_join_kernel<T, N>,
-                      dim3((unsigned)kernel_blocks(items, THREADS), (unsigned)a->streams), dim3(THREADS), 0,
-                      (cudaStream_t)run->stream, rows, a->length, a->heads, a->dim, a->turned,
-                      (const float *)a->table, (const T *)a->d_y, (T *)a->d_x);
+    auto launch = [&](auto kernel) {
+        cuda_launch_early(run->early, kernel,
+                          dim3((unsigned)kernel_blocks(items, THREADS), (unsigned)a->streams), dim3(THREADS),
+                          0, (cudaStream_t)run->stream, rows, a->length, a->heads, a->dim, a->turned,
+                          (const float *)a->table, (const T *)a->d_y, (T *)a->d_x);
+    };
+    is_short(a) ? launch(rope_join_kernel<T, N, uint32_t>) : launch(rope_join_kernel<T, N, int64_t>);
 }
 
 template <typename T> static void join(const kernel_run *run, const rope_args *a)
