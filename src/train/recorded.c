@@ -155,6 +155,7 @@ static blurry_status queue_work(blurry_trainer *t)
 {
     struct recorded *r = t->recorded;
     network *net = &t->model->net;
+    device_side_open(net->dev); /* for what mqar leaves to it; the network opens and closes it itself */
     if (r->log_weight) device_mqar(net->dev, &r->mqar);
     /* Batches from the host are padded with rows that have no label. */
     STATUS_TRY(network_gradient(net, &(network_batch){.B = t->part_size,

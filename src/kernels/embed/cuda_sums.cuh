@@ -26,7 +26,7 @@ template <int N> static __device__ inline void drop(const embed_args &a, int64_t
 
 /* ---- sorting tokens by id ---- */
 enum {
-    SORT_THREADS = 512,
+    SORT_THREADS = 1024,
     SORT_WARPS = SORT_THREADS / 32,
     SORT_BLOCKS = 16, /* few: all of them read all ids */
     BITS_LEAST = 5,
@@ -55,111 +55,124 @@ static __device__ inline int warp_scan(int x)
     return x;
 }
 
-/* The ids of a warp's share [begin, end) of the tokens, 32 at a time: visit(token, id - first, whether that
- * is one of the block's 2^bits ids, all lanes with such an id). Returns how many of this lane's ids lie
- * before the block's. */
-template <typename F>
-static __device__ inline int sort_pass(const int32_t *id, int64_t begin, int64_t end, int64_t first, int bits,
-                                       F visit)
+/* A warp's share [begin, end) of the tokens and the block's 2^bits rows of the vocabulary, from `first` on.
+ * ids: those of the lane among the 32 AHEAD tokens from `loaded` on. */
+struct sort_share {
+    const int32_t *id;
+    int64_t begin, end, loaded;
+    int first, bits, ids[AHEAD];
+};
+
+/* Goes over the share, 32 tokens at a time: visit(token, row, whether that is one of the block's, lanes where
+ * it is). Returns how many of this lane's ids lie before the block's rows. */
+template <typename F> static __device__ inline int sort_pass(sort_share &s, F visit)
 {
-    int lane = (int)threadIdx.x % 32, below = 0, ids[AHEAD];
-    for (int64_t t = begin; t < end; t += 32 * AHEAD) {
+    int lane = (int)threadIdx.x % 32, below = 0;
+    for (int64_t t = s.begin; t < s.end; t += 32 * AHEAD) {
+        if (t != s.loaded) {
 #pragma unroll
-        for (int k = 0; k < AHEAD; k++) {
-            int64_t at = t + k * 32 + lane;
-            ids[k] = at < end ? id[at] : INT32_MAX;
+            for (int k = 0; k < AHEAD; k++) {
+                int64_t at = t + k * 32 + lane;
+                s.ids[k] = at < s.end ? s.id[at] : INT32_MAX;
+            }
+            s.loaded = t;
         }
 #pragma unroll
         for (int k = 0; k < AHEAD; k++) {
-            int local = ids[k] - (int)first;
-            bool mine = (unsigned)local < 1u << bits && ids[k] != INT32_MAX;
-            below += local < 0;
+            int row = s.ids[k] - s.first;
+            bool mine = (unsigned)row < 1u << s.bits && s.ids[k] != INT32_MAX;
+            below += row < 0;
             unsigned found = __ballot_sync(CUDA_FULL_WARP, mine);
-            if (found) visit((int)(t + k * 32) + lane, local, mine, found);
+            if (found) visit((int)(t + k * 32) + lane, row, mine, found);
         }
     }
     return below;
 }
 
-/* Lanes whose id is that of the first lane found: often all of them, where most tokens are one. */
-static __device__ inline unsigned first_alike(int local, bool mine, unsigned found)
+/* Lanes whose row is that of the first lane found: often all of them, where most tokens are one. */
+static __device__ inline unsigned first_alike(int row, bool mine, unsigned found)
 {
-    int id = __shfl_sync(CUDA_FULL_WARP, local, __ffs((int)found) - 1);
-    return __ballot_sync(CUDA_FULL_WARP, mine && local == id);
+    int first = __shfl_sync(CUDA_FULL_WARP, row, __ffs((int)found) - 1);
+    return __ballot_sync(CUDA_FULL_WARP, mine && row == first);
 }
 
 /* count [rows] += the tokens of each of the block's rows in the warp's share. */
-static __device__ inline int sort_count(const int32_t *id, int64_t begin, int64_t end, int64_t first,
-                                        int bits, int *count)
+static __device__ inline int sort_count(sort_share &s, int *count)
 {
     int lane = (int)threadIdx.x % 32;
-    return sort_pass(id, begin, end, first, bits, [=](int, int local, bool mine, unsigned found) {
-        unsigned alike = first_alike(local, mine, found);
+    return sort_pass(s, [=](int, int row, bool mine, unsigned found) {
+        unsigned alike = first_alike(row, mine, found);
         if (mine && (!(alike >> lane & 1) || lane == __ffs((int)alike) - 1))
-            atomicAdd(count + local, alike >> lane & 1 ? __popc(alike) : 1);
+            atomicAdd(count + row, alike >> lane & 1 ? __popc(alike) : 1);
     });
 }
 
 /* Puts the tokens of the warp's share in order; place [rows]: where the next token of each row goes. */
-static __device__ inline void sort_place(const int32_t *id, int64_t begin, int64_t end, int64_t first,
-                                         int bits, int *place, int32_t *order)
+static __device__ inline void sort_place(sort_share &s, int *place, int32_t *order)
 {
-    int lane = (int)threadIdx.x % 32;
-    sort_pass(id, begin, end, first, bits, [=](int token, int local, bool mine, unsigned found) {
-        unsigned alike = first_alike(local, mine, found), rest = found & ~alike;
-        unsigned others = rest ? equal_lanes(rest, local, bits) : 0;
+    int lane = (int)threadIdx.x % 32, bits = s.bits;
+    sort_pass(s, [=](int token, int row, bool mine, unsigned found) {
+        unsigned alike = first_alike(row, mine, found), rest = found & ~alike;
+        unsigned others = rest ? equal_lanes(rest, row, bits) : 0;
         if (rest >> lane & 1) alike = others;
-        int before = __popc(alike & ((1u << lane) - 1)), base = mine ? place[local] : 0;
+        int before = __popc(alike & ((1u << lane) - 1)), base = mine ? place[row] : 0;
         __syncwarp();
         if (mine) order[base + before] = token;
-        if (mine && before == 0) place[local] = base + __popc(alike);
+        if (mine && before == 0) place[row] = base + __popc(alike);
         __syncwarp();
     });
+}
+
+/* place [SORT_WARPS, rows]: from the warps' counts to where each puts its first token of a row, the block's
+ * first at `below`. Returns, to thread r, where row r ends. */
+static __device__ inline int sort_scan(int *place, int rows, int below)
+{
+    __shared__ int room[32];
+    enum { AT_ONCE = 8 };
+    int warp = (int)threadIdx.x / 32, me = (int)threadIdx.x, mine = 0;
+    if (me < rows)
+#pragma unroll AT_ONCE
+        for (int w = 0; w < SORT_WARPS; w++) mine += place[w * rows + me];
+    int through = warp_scan(mine); /* of this row and those before it in its warp */
+    if (me % 32 == 31) room[warp] = through;
+    __syncthreads();
+    for (int w = 0; w < warp; w++) through += room[w];
+    int at = below + through - mine;
+    for (int w = 0; w < SORT_WARPS && me < rows; w += AT_ONCE) {
+        int count[AT_ONCE];
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; i++) count[i] = place[(w + i) * rows + me];
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; i++) place[(w + i) * rows + me] = at, at += count[i];
+    }
+    __syncthreads();
+    return below + through;
 }
 
 /* order [n]: tokens by id, equal ones as they come. start [vocab + 1]: where each id's tokens start. arrived
  * [counters] = 0, for embed_sums_kernel. Block b takes the 2^bits ids from b 2^bits on; warps take
  * consecutive shares of the tokens. */
-static __global__ void __launch_bounds__(SORT_THREADS, 2)
+static __global__ void __launch_bounds__(SORT_THREADS, 1)
     embed_sort_kernel(const int32_t *id, int64_t n, int64_t vocab, int bits, int32_t *order, int32_t *start,
                       unsigned *arrived, int64_t counters)
 {
     CUDA_DYNAMIC_SHARED(int, place); /* [SORT_WARPS, rows] */
-    __shared__ int room[32], totals[1 << BITS_MOST];
+    __shared__ int room[32];
     int rows = 1 << bits, warp = (int)threadIdx.x / 32, me = (int)threadIdx.x;
-    int64_t first = (int64_t)blockIdx.x << bits, share = kernel_blocks(n, SORT_WARPS * 32) * 32;
-    int64_t begin = kernel_min(n, warp * share), end = kernel_min(n, begin + share);
+    int64_t share = kernel_blocks(n, SORT_WARPS * 32) * 32, first = (int64_t)blockIdx.x << bits;
+    sort_share s;
+    s.id = id, s.begin = kernel_min(n, warp * share), s.end = kernel_min(n, s.begin + share), s.loaded = -1;
+    s.first = (int)first, s.bits = bits;
     for (int i = me; i < rows * SORT_WARPS; i += SORT_THREADS) place[i] = 0;
     __syncthreads();
-    int below = sort_count(id, begin, end, first, bits, place + warp * rows);
+    int below = sort_count(s, place + warp * rows);
     below = block_sum(below, room); /* also a barrier */
-    for (int r = me; r < rows; r += SORT_THREADS) {
-        int sum = 0;
-        for (int w = 0; w < SORT_WARPS; w++) {
-            int count = place[w * rows + r];
-            place[w * rows + r] = sum;
-            sum += count;
-        }
-        totals[r] = sum;
-    }
-    __syncthreads();
-    int mine = me < rows ? totals[me] : 0,
-        through = warp_scan(mine); /* of this row and those before it in its warp */
-    if (me % 32 == 31) room[warp] = through;
-    __syncthreads();
-    for (int w = 0; w < warp; w++) through += room[w];
-    if (me < rows) totals[me] = through - mine; /* tokens of the rows before */
-    __syncthreads();
-    for (int i = me; i < rows * SORT_WARPS; i += SORT_THREADS) {
-        int r = i % rows;
-        place[i] += below + totals[r];
-    }
-    if (me < rows && first + me < vocab) start[first + me + 1] = below + through;
+    int end = sort_scan(place, rows, below);
+    if (me < rows && first + me < vocab) start[first + me + 1] = end;
     if (blockIdx.x == 0 && me == 0) start[0] = 0;
     for (int64_t i = (int64_t)blockIdx.x * SORT_THREADS + me; i < counters; i += gridDim.x * SORT_THREADS)
         arrived[i] = 0;
-    __syncthreads();
-    sort_place(id, begin, end, first, bits, place + warp * rows, order);
+    sort_place(s, place + warp * rows, order);
 }
 
 /* ---- sums over the sorted list ---- */
@@ -201,16 +214,16 @@ template <int N> static __device__ inline void add_to(float *to, float (&x)[N])
     store_many<N>(to, x);
 }
 
-/* As add_many, of what other blocks wrote in this launch. */
-template <int N> static __device__ inline void add_fresh(const float *x, float (&sum)[N])
+/* As load_many, of what other blocks wrote in this launch. */
+template <int N> static __device__ inline void load_fresh(const float *p, float (&x)[N])
 {
     if constexpr (N % 4 == 0) {
         for (int i = 0; i < N; i += 4) {
-            float4 v = __ldcg((const float4 *)(x + i));
-            sum[i] += v.x, sum[i + 1] += v.y, sum[i + 2] += v.z, sum[i + 3] += v.w;
+            float4 v = __ldcg((const float4 *)(p + i));
+            x[i] = v.x, x[i + 1] = v.y, x[i + 2] = v.z, x[i + 3] = v.w;
         }
     } else {
-        for (int i = 0; i < N; i++) sum[i] += __ldcg(x + i);
+        for (int i = 0; i < N; i++) x[i] = __ldcg(p + i);
     }
 }
 
@@ -274,21 +287,29 @@ struct embed_long {
 template <int N>
 static __device__ inline void join_row(const embed_sums &s, const embed_long &row, int64_t c, float *room)
 {
+    enum { AT_ONCE = 8 };
     int group = (int)threadIdx.x / s.lanes, groups = THREADS / s.lanes;
     int64_t width = s.a.width;
     float sum[N] = {}, *own = room + (int64_t)threadIdx.x * N;
     bool live = c < width;
     if (live) {
-#pragma unroll 4
-        for (int64_t k = row.from + 1 + group; k <= row.to; k += groups)
-            add_fresh<N>(s.head + k * width + c, sum);
+        for (int64_t k = row.from + 1 + group; k <= row.to; k += (int64_t)AT_ONCE * groups) {
+            float x[AT_ONCE][N] = {};
+#pragma unroll
+            for (int j = 0; j < AT_ONCE; j++)
+                if (k + j * groups <= row.to) load_fresh<N>(s.head + (k + j * groups) * width + c, x[j]);
+#pragma unroll
+            for (int j = 0; j < AT_ONCE; j++)
+                for (int i = 0; i < N; i++) sum[i] += x[j][i];
+        }
         store_many<N>(own, sum);
     }
     __syncthreads();
     if (live && group == 0) {
-        float *to = (float *)s.a.d_weight + row.id * width + c;
+        float *to = (float *)s.a.d_weight + row.id * width + c, begun[N];
         load_many<N>(to, sum);
-        add_fresh<N>(s.tail + row.from * width + c, sum);
+        load_fresh<N>(s.tail + row.from * width + c, begun);
+        for (int i = 0; i < N; i++) sum[i] += begun[i];
         for (int g = 0; g < groups; g++) add_many<N>(own + (int64_t)g * s.lanes * N, sum);
         store_many<N>(to, sum);
     }

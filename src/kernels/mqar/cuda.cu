@@ -2,11 +2,13 @@
  * two per place, one per filler token. A uniform draw rejects a word about once in a million; then word and
  * draw no longer go together, and one thread makes the draws of that sample one after another.
  *
- * Which sample it is takes a walk of some microseconds that cannot be shared (base/order.h). So one more warp
- * beside the workers looks up the sample of the coming step, and the block finds its own looked up. */
+ * Which sample it is takes a walk of some ten microseconds that cannot be shared (base/order.h). So the
+ * samples of the coming step are looked up beside this one, in the side queue or, where there is none, by one
+ * more warp beside the workers; a block then finds its own looked up. */
 #include "kernels/mqar/mqar.h"
 #include "base/order.h"
 #include "kernels/cuda.h"
+#include "kernels/cuda_side.h"
 
 enum { WORKERS = 512, THREADS = WORKERS + 32 };
 
@@ -171,11 +173,19 @@ static __device__ inline void write_sample(const mqar_args &a, int64_t b, const 
     }
 }
 
-/* The sample at the same place of the coming step, by one warp. */
-static __device__ inline void look_ahead(const mqar_args &a, int64_t b, int64_t place)
+/* Sample b of the coming step. */
+static __device__ inline void look_ahead(const mqar_args &a, int64_t b)
 {
-    int64_t sample = order_sample(a.order_seed, a.samples, place);
-    if (threadIdx.x == WORKERS) a.ahead[b].end = place + 1, a.ahead[b].sample = sample;
+    int64_t place = (int64_t)*a.first_place + a.step + b;
+    mqar_ahead found = {place + 1, order_sample(a.order_seed, a.samples, place)};
+    a.ahead[b] = found;
+}
+
+/* Thread: one sample. */
+static __global__ void look_ahead_kernel(mqar_args a)
+{
+    int64_t b = (int64_t)blockIdx.x * 32 + threadIdx.x;
+    if (b < a.batch) look_ahead(a, b);
 }
 
 static __global__ void __launch_bounds__(THREADS) mqar_kernel(mqar_args a)
@@ -188,7 +198,8 @@ static __global__ void __launch_bounds__(THREADS) mqar_kernel(mqar_args a)
     if (threadIdx.x < MQAR_PLACES_MOST / 32) asking[threadIdx.x] = 0;
     if (threadIdx.x == 0) rejected = 0;
     __syncthreads(); /* all have read what the last warp will write */
-    if (threadIdx.x >= WORKERS) return look_ahead(a, b, place + a.step);
+    if (threadIdx.x == WORKERS) look_ahead(a, b);
+    if (threadIdx.x >= WORKERS) return;
     sample_room room;
     room.score = memory;
     room.target = (int32_t *)(memory + a.places);
@@ -216,5 +227,9 @@ void mqar_cuda(const kernel_run *run, const mqar_args *a)
     int64_t filler = a->random_filler ? a->length - 2 * a->pairs : 0;
     size_t bytes = (size_t)a->places * (sizeof(int64_t) + sizeof(int32_t)) +
                    (size_t)(4 * a->pairs + filler) * sizeof(int32_t);
-    cuda_launch(mqar_kernel, (unsigned)a->batch, THREADS, bytes, (cudaStream_t)run->stream, *a);
+    cuda_launch(mqar_kernel, (unsigned)a->batch, run->side ? WORKERS : THREADS, bytes,
+                (cudaStream_t)run->stream, *a);
+    if (run->side)
+        cuda_launch(look_ahead_kernel, (unsigned)kernel_blocks(a->batch, 32), 32, 0,
+                    (cudaStream_t)side_run(run)->stream, *a);
 }
