@@ -6,7 +6,7 @@
 #include "kernels/xent/cuda_softmax.cuh"
 
 enum { HITS = 64 };
-static_assert((int)FUSED_THREADS == (int)BLOCK_ROWS, "a label each thread");
+static_assert((int)FUSED_THREADS >= (int)BLOCK_ROWS, "a thread for each label");
 
 template <int D> struct scan_shared {
     bf16 x[BLOCK_ROWS * shape<D>::STRIDE];
@@ -102,7 +102,7 @@ static __device__ inline void scan_gather(const xent_args &a, scan_shared<D> &sh
     if (!a.row)
         return rows_async<D, BLOCK_ROWS>(shared.x, (const bf16 *)a.hidden + first * a.width, (int)a.width,
                                          (int)kernel_min(BLOCK_ROWS, count - first), thread);
-    shared.row[thread] = first + thread < count ? a.row[first + thread] : -1;
+    if (thread < BLOCK_ROWS) shared.row[thread] = first + thread < count ? a.row[first + thread] : -1;
     __syncthreads();
 #pragma unroll
     for (int i = 0; i < BLOCK_ROWS / AT_ONCE; i++) {
@@ -114,16 +114,16 @@ static __device__ inline void scan_gather(const xent_args &a, scan_shared<D> &sh
     }
 }
 
-/* The block's targets, a label each thread. Others see them after a barrier. */
+/* The block's targets. Others see them after a barrier. */
 template <int D>
 static __device__ inline void scan_note_targets(const xent_args &a, scan_shared<D> &shared, int64_t first,
                                                 int64_t count)
 {
     int thread = (int)threadIdx.x;
-    int target = first + thread < count ? a.target[first + thread] : -1;
+    int target = thread < BLOCK_ROWS && first + thread < count ? a.target[first + thread] : -1;
     for (int i = thread; i < WARPS * HITS; i += FUSED_THREADS) shared.hits[i / HITS][i % HITS] = 0;
     __syncthreads();
-    shared.target[thread] = target;
+    if (thread < BLOCK_ROWS) shared.target[thread] = target;
     if (target >= 0) shared.hits[thread / WARP_ROWS][target / WARP_TILE % HITS] = 1;
 }
 
