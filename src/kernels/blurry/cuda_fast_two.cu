@@ -5,7 +5,8 @@
 
 #include <math.h>
 
-enum { OWN_SLOTS_BYTES = 40 << 20, ROWS_BYTES = 32 << 20 }; /* the second-level cache holds 50 MiB */
+/* The second-level cache holds 50 MiB. */
+enum { OWN_SLOTS_BYTES = 40 << 20, ROWS_BYTES = 32 << 20, SEGMENTS_MOST = 8 };
 
 int fast_wished_form;
 
@@ -43,19 +44,26 @@ static int64_t read_units(const bla_shape *s, const bla_call *call, int64_t chun
     return (call->offsets ? s->tokens / CHUNK + n : n * chunks) * call->H;
 }
 
-/* Segments of a chain for its first kernel, and the chunks that kernel then takes one after another, twice
- * where chains are cut: as many as fill the chip, four chunks long or more. */
-static int64_t states_segments(const fast_kernels *k, int64_t chains, int64_t chunks, int columns,
-                               int multiprocessors, int64_t states, int64_t *steps)
+/* How its first kernel goes through the chains: columns to a block, segments of a chain, and the chunks it
+ * then takes one after another, twice where chains are cut. */
+struct states_plan {
+    int columns;
+    int64_t segments, steps;
+};
+
+/* Chains are cut where that leaves fewer steps: as often as fills the chip with blocks of most columns, into
+ * pieces of four chunks or more. */
+static states_plan plan_states(const fast_tables *t, int64_t chains, int64_t chunks, int64_t states)
 {
-    int64_t blocks = chains * 2 * (k->D / columns), best = 1;
-    *steps = chunks;
-    for (int64_t n = 2; chunks > 8 && n <= 8 && 4 * n <= chunks; n++) {
-        int64_t cost = 2 * ((chunks + n - 1) / n) + 4;
-        if (blocks * n > 2 * multiprocessors || chains * n > states || cost >= *steps) continue;
-        best = n, *steps = cost;
+    const fast_kernels *k = t->kernels;
+    states_plan plan = {choose_columns(k, chains, t->multiprocessors, false), 1, chunks};
+    const int widest = k->D < 64 ? k->D : 64;
+    for (int64_t n = 2; chunks > SEGMENTS_MOST && n <= SEGMENTS_MOST && 4 * n <= chunks; n++) {
+        int64_t steps = 2 * ((chunks + n - 1) / n) + 4, blocks = chains * 2 * (k->D / widest) * n;
+        if (blocks > 2 * t->multiprocessors || chains * n > states || steps >= plan.steps) continue;
+        plan.columns = widest, plan.segments = n, plan.steps = steps;
     }
-    return best;
+    return plan;
 }
 
 /* Whether the pass in two is there for a call and faster; its first kernel takes about a microsecond for a
@@ -68,14 +76,13 @@ bool fast_forward_in_two(const fast_tables *t, const bla_shape *s, const bla_cal
     if (!k->read || (!run->saved && !own) || (t->loose > 0 && !run->made) || chunks > INT32_MAX ||
         read_units(s, call, chunks) > INT32_MAX)
         return false;
-    int columns = choose_columns(k, call->chains, t->multiprocessors, false);
-    int64_t steps;
-    run->segments = states_segments(k, call->chains, chunks, columns, t->multiprocessors, states, &steps);
-    if (fast_wished_form ? fast_wished_form == 1 : steps > (run->saved ? 64 : 24)) return false;
+    const states_plan plan = plan_states(t, call->chains, chunks, states);
+    if (fast_wished_form ? fast_wished_form == 1 : plan.steps > (run->saved ? 64 : 24)) return false;
+    run->segments = plan.segments;
     if (!run->saved) run->saved = own;
     run->sequences = (int)(call->chains / call->Hkv);
     run->units = (uint32_t)read_units(s, call, chunks);
-    fast_states(k, columns, call, run, stream);
+    fast_states(k, plan.columns, call, run, stream);
     if (call->o) k->read(call, run, stream);
     return true;
 }
