@@ -168,19 +168,26 @@ static cudaError_t download_small(cuda_stream *s, void *to_host, const void *fro
     return error;
 }
 
+/* As many pieces as there are at a time, and one wait for all of them. */
 cudaError_t cuda_stream_download(cuda_stream *s, void *to_host, const void *from, size_t bytes)
 {
     cudaError_t error = cudaSuccess;
     if (bytes <= SMALL_BYTES) return download_small(s, to_host, from, bytes);
-    for (size_t at = 0; at < bytes && error == cudaSuccess; at += SLOT_BYTES) {
-        size_t n = bytes - at < SLOT_BYTES ? bytes - at : (size_t)SLOT_BYTES;
-        char *pinned;
-        cudaEvent_t passed;
-        error = next_piece(s, &pinned, &passed);
-        if (error == cudaSuccess)
-            error = cudaMemcpyAsync(pinned, (const char *)from + at, n, cudaMemcpyDeviceToHost, s->queue);
+    for (size_t at = 0; at < bytes && error == cudaSuccess;) {
+        char *pinned[CUDA_STREAM_SLOTS];
+        size_t size[CUDA_STREAM_SLOTS], first = at;
+        int count = 0;
+        for (; count < CUDA_STREAM_SLOTS && at < bytes && error == cudaSuccess; at += size[count++]) {
+            cudaEvent_t passed;
+            size[count] = bytes - at < SLOT_BYTES ? bytes - at : (size_t)SLOT_BYTES;
+            error = next_piece(s, &pinned[count], &passed);
+            if (error == cudaSuccess)
+                error = cudaMemcpyAsync(pinned[count], (const char *)from + at, size[count],
+                                        cudaMemcpyDeviceToHost, s->queue);
+        }
         if (error == cudaSuccess) error = cuda_stream_wait(s);
-        if (error == cudaSuccess) memcpy((char *)to_host + at, pinned, n);
+        for (int i = 0; i < count && error == cudaSuccess; first += size[i++])
+            memcpy((char *)to_host + first, pinned[i], size[i]);
     }
     return error;
 }

@@ -198,7 +198,7 @@ static blurry_status queue_gradient(network *net, const network_batch *b)
         .B = b->B, .L = b->L, .different = b->different, .dropout = net->model->settings.dropout};
     if (net->picks && b->ascending && b->labels <= mixer_rows_most(rows)) pass.wanted = b->labels;
     xent_args head = head_of(net, b->labels, pass.wanted ? pass.wanted : rows);
-    head.argmax = NULL; /* nobody asks for predictions */
+    head.argmax = NULL;               /* nobody asks for predictions */
     if (pass.wanted) head.row = NULL; /* hidden has the labelled rows alone */
     STATUS_TRY(network_forward(net, &pass));
     dev->ops->xent_backward(&dev->run, &head);
@@ -260,21 +260,26 @@ blurry_status blurry_model_zero_gradient(blurry_model *model)
 }
 
 /* ---- looking for what went wrong ---- */
-static int has_nonfinite(const network *net, const void *x, int64_t count, int activations)
+/* Where the first NaN or infinity is, -1: none. */
+static int64_t first_nonfinite(const network *net, const void *x, int64_t count, int activations)
 {
     int64_t first = -1;
     net->dev->ops->nonfinite(
         &net->dev->run,
         &(reduce_args){.count = count, .x = x, .activations = activations, .first = net->nonfinite});
-    if (device_download(net->dev, &first, net->nonfinite, sizeof first) != BLURRY_OK) return 0;
-    return first >= 0;
+    return device_download(net->dev, &first, net->nonfinite, sizeof first) == BLURRY_OK ? first : -1;
 }
 
+/* All of them lie in one block: one search, however many there are. */
 static const char *nonfinite_parameter(blurry_model *model, int gradients)
 {
-    for (int64_t i = 0; i < model->parameter_count; i++) {
-        const void *x = gradients ? parameter_gradient(model, i) : parameter_data(model, i);
-        if (!x || !has_nonfinite(&model->net, x, model->parameter[i].elements, 0)) continue;
+    const void *block = gradients ? model->gradient : model->data;
+    size_t element = model->dev->param_element;
+    int64_t first =
+        block ? first_nonfinite(&model->net, block, (int64_t)(model->parameter_bytes / element), 0) : -1;
+    for (int64_t i = 0; first >= 0 && i < model->parameter_count; i++) {
+        int64_t start = (int64_t)(model->parameter[i].offset / element);
+        if (first < start || first >= start + model->parameter[i].elements) continue;
         snprintf(model->nonfinite, sizeof model->nonfinite, gradients ? "gradient of %s" : "%s",
                  model->parameter[i].name);
         return model->nonfinite;
@@ -291,11 +296,13 @@ const char *blurry_model_first_nonfinite(const blurry_model *handle)
     int64_t count = net->batch * net->length * model->width;
     const char *name = nonfinite_parameter(model, 0);
     if (name) return name;
-    if (has_nonfinite(net, net->input, count, 1)) return "embedded tokens";
+    if (first_nonfinite(net, net->input, count, 1) >= 0) return "embedded tokens";
     for (int64_t i = 0; i < model->layers; i++) {
-        const char *part = has_nonfinite(net, net->layers[i].middle, count, 1)   ? "mixer"
-                           : has_nonfinite(net, net->layers[i].output, count, 1) ? "mlp"
-                                                                                 : NULL;
+        const network_layer *layer = &net->layers[i];
+        const char *part = first_nonfinite(net, layer->middle, count, 1) >= 0   ? "mixer"
+                           : layer->output == layer->middle                     ? NULL
+                           : first_nonfinite(net, layer->output, count, 1) >= 0 ? "mlp"
+                                                                                : NULL;
         if (!part) continue;
         snprintf(model->nonfinite, sizeof model->nonfinite, "output of layers.%lld.%s", (long long)i, part);
         return model->nonfinite;

@@ -108,10 +108,9 @@ static blurry_status tensor_list_alloc(tensor_list *list, const optimiser *o, si
                         "copy of the parameters");
 }
 
-/* Entry `index`: parameter i's shape under "prefix" + its name, downloaded from `device_data` to host +
- * offset. */
+/* Entry `index`: parameter i's shape under "prefix" + its name. */
 static blurry_status tensor_list_add(tensor_list *list, size_t index, const optimiser *o, int64_t i,
-                                     const char *prefix, const void *device_data, size_t offset)
+                                     const char *prefix, const void *data)
 {
     const blurry_parameter *p = &o->parameters[i];
     if (asprintf(&list->names[index], "%s%s", prefix, p->name) < 0) {
@@ -123,10 +122,23 @@ static blurry_status tensor_list_add(tensor_list *list, size_t index, const opti
                                    .dtype = o->dev->param_element == 8 ? SAFETENSORS_F64 : SAFETENSORS_F32,
                                    .rank = p->rank,
                                    .count = p->elements,
-                                   .data = (char *)list->host + offset,
+                                   .data = data,
                                    .bytes = (size_t)p->elements * o->dev->param_element};
     memcpy(tensor->shape, p->shape, (size_t)p->rank * sizeof p->shape[0]);
-    return device_download(o->dev, (char *)list->host + offset, device_data, tensor->bytes);
+    return BLURRY_OK;
+}
+
+/* Entries `first` and on: the parameters' shapes under "prefix" + their names. One download brings `block`,
+ * which is laid out as the parameters are. */
+static blurry_status tensor_list_add_block(tensor_list *list, size_t first, const optimiser *o,
+                                           const char *prefix, const void *block)
+{
+    size_t bytes = (size_t)o->elements * o->dev->param_element;
+    char *host = (char *)list->host + first / (size_t)o->tensors * bytes;
+    for (int64_t i = 0; i < o->tensors; i++)
+        STATUS_TRY(tensor_list_add(list, first + (size_t)i, o, i, prefix,
+                                   host + (size_t)o->offset[i] * o->dev->param_element));
+    return device_download(o->dev, host, block, bytes);
 }
 
 static blurry_status save_weights(const char *path, const blurry_trainer *t, const metadata *m)
@@ -134,9 +146,7 @@ static blurry_status save_weights(const char *path, const blurry_trainer *t, con
     const optimiser *o = &t->optimiser;
     tensor_list list;
     blurry_status status = tensor_list_alloc(&list, o, 1);
-    for (int64_t i = 0; i < o->tensors && status == BLURRY_OK; i++)
-        status = tensor_list_add(&list, (size_t)i, o, i, "", o->parameters[i].data,
-                                 (size_t)o->offset[i] * o->dev->param_element);
+    if (status == BLURRY_OK) status = tensor_list_add_block(&list, 0, o, "", o->model->data);
     if (status == BLURRY_OK)
         status = safetensors_save(path, list.tensors, list.count, m->keys, m->values, m->count);
     tensor_list_free(&list);
@@ -146,16 +156,10 @@ static blurry_status save_weights(const char *path, const blurry_trainer *t, con
 static blurry_status save_moments(const char *path, const blurry_trainer *t, const metadata *m)
 {
     const optimiser *o = &t->optimiser;
-    size_t element = o->dev->param_element, block = (size_t)o->elements * element;
     tensor_list list;
     blurry_status status = tensor_list_alloc(&list, o, 2);
-    for (int64_t i = 0; i < o->tensors && status == BLURRY_OK; i++) {
-        size_t at = (size_t)o->offset[i] * element;
-        status = tensor_list_add(&list, (size_t)i, o, i, "m.", (char *)o->m + at, at);
-        if (status == BLURRY_OK)
-            status =
-                tensor_list_add(&list, (size_t)(o->tensors + i), o, i, "v.", (char *)o->v + at, block + at);
-    }
+    if (status == BLURRY_OK) status = tensor_list_add_block(&list, 0, o, "m.", o->m);
+    if (status == BLURRY_OK) status = tensor_list_add_block(&list, (size_t)o->tensors, o, "v.", o->v);
     if (status == BLURRY_OK)
         status = safetensors_save(path, list.tensors, list.count, m->keys, m->values, m->count);
     tensor_list_free(&list);
