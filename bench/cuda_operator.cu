@@ -1,11 +1,13 @@
 /* Times the CUDA operator: forward, and forward with backward, each as a CUDA graph, medians after warm-up.
- *     cuda_operator [form=1|2] [part of a case's name ...]
- * form: the forward pass in one or in two where those cover the case; else as is estimated to be faster.
+ *     cuda_operator [form=1|2] [queues=N] [part of a case's name ...]
+ * form: both passes in one or in two kernels where those cover the case; else as is estimated to be faster.
+ * queues: forward with backward in so many streams at once, the time of each.
  * Results are checked by tests/cuda/test_operator.cu; here only that they are finite. */
 #include "kernels/blurry/cuda_fast.h"
 #include "kernels/cuda.h"
 
 #include <algorithm>
+#include <chrono>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -96,14 +98,86 @@ static bool finite(const bench_case &c, const void *device)
     return true;
 }
 
-static void run(const bench_case &c)
+/* A case's shape; `room` holds what it points to. */
+struct shape_room {
+    std::vector<double> period;
+    std::vector<uint8_t> raised;
+};
+static bla_shape shape_of(const bench_case &c, shape_room *room)
 {
     int64_t S = 2 * c.M - 1;
-    std::vector<double> period((size_t)c.H, c.ratio * (double)S);
-    std::vector<uint8_t> raised((size_t)c.H, 0);
-    bla_shape s = {
-        c.B,     c.B * c.L, c.H, c.H, c.D, c.D, c.M, S, period.data(), raised.data(), 1 / sqrt((double)c.D),
-        c.decay, 0,         1};
+    room->period.assign((size_t)c.H, c.ratio * (double)S), room->raised.assign((size_t)c.H, 0);
+    return bla_shape{c.B,
+                     c.B * c.L,
+                     c.H,
+                     c.H,
+                     c.D,
+                     c.D,
+                     c.M,
+                     S,
+                     room->period.data(),
+                     room->raised.data(),
+                     1 / sqrt((double)c.D),
+                     c.decay,
+                     0,
+                     1};
+}
+
+/* Ten calls of both passes, recorded, with memory of their own. */
+static cudaGraphExec_t record_ten(const bench_case &c, const bla_kernel *k, const bla_shape *s, void *tables,
+                                  cudaStream_t stream)
+{
+    bla_forward f = {};
+    bla_backward b = {};
+    cudaGraph_t graph;
+    cudaGraphExec_t exec;
+    must(cudaMalloc(&f.workspace, std::max(k->forward_workspace(s), k->backward_workspace(s))), "workspace");
+    must(cudaMalloc(&f.saved, k->saved_bytes(s) + 64), "saved");
+    f.n_sequences = b.n_sequences = c.B, f.stream = b.stream = stream;
+    b.workspace = f.workspace, b.saved = f.saved;
+    b.q = f.q = tensor(c, 1), b.k = f.k = tensor(c, 2), b.v = f.v = tensor(c, 3), b.d_o = tensor(c, 4);
+    f.o = tensor(c, 0), b.d_q = tensor(c, 0), b.d_k = tensor(c, 0), b.d_v = tensor(c, 0);
+    must(cudaDeviceSynchronize(), "fill");
+    must(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "capture");
+    for (int i = 0; i < 10; i++) k->forward(s, tables, &f), k->backward(s, tables, &b);
+    must(cudaStreamEndCapture(stream, &graph), "capture");
+    must(cudaGraphInstantiate(&exec, graph, 0), "instantiate");
+    (void)cudaGraphDestroy(graph);
+    return exec;
+}
+
+/* Memory is left to the end of the program. */
+static void run_queues(const bench_case &c, int n)
+{
+    shape_room room;
+    bla_shape s = shape_of(c, &room);
+    const bla_kernel *k = bla_kernel_cuda(c.dtype);
+    void *tables;
+    if (!c.backward || k->prepare(&s, &tables) != BLURRY_OK) return;
+    std::vector<cudaStream_t> streams((size_t)n);
+    std::vector<cudaGraphExec_t> graphs;
+    for (cudaStream_t &stream : streams) {
+        must(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "stream");
+        graphs.push_back(record_ten(c, k, &s, tables, stream));
+    }
+    double least = INFINITY;
+    for (int round = 0; round < 6; round++) {
+        auto start = std::chrono::steady_clock::now();
+        for (int i = 0; i < 5 * n; i++)
+            must(cudaGraphLaunch(graphs[(size_t)(i % n)], streams[(size_t)(i % n)]), "launch");
+        must(cudaDeviceSynchronize(), c.name);
+        std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
+        least = std::min(least, took.count() * 1e6 / (50.0 * n));
+    }
+    printf("%-32s decay=%d %2d queues: fwd+bwd %8.2f us each\n", c.name, c.decay, n, least);
+    fflush(stdout);
+    k->release(tables);
+}
+
+static void run(const bench_case &c)
+{
+    shape_room room;
+    bla_shape s = shape_of(c, &room);
     const bla_kernel *k = bla_kernel_cuda(c.dtype);
     void *tables, *workspace, *saved;
     if (k->prepare(&s, &tables) != BLURRY_OK) {
@@ -165,6 +239,10 @@ int main(int count, char **arguments)
         {"short B32 L512 H2 D64 S127", BLURRY_BF16, 32, 512, 2, 64, 64, 2, 1, 1},
         {"mqar B32 L512 H1 D128 S63", BLURRY_BF16, 32, 512, 1, 128, 32, 2, 0, 1},
         {"mqar B32 L512 H1 D128 S63", BLURRY_BF16, 32, 512, 1, 128, 32, 2, 1, 1},
+        {"sweep B32 L512 H1 D64 S31", BLURRY_BF16, 32, 512, 1, 64, 16, 2, 0, 1},
+        {"sweep B32 L512 H1 D64 S31", BLURRY_BF16, 32, 512, 1, 64, 16, 2, 1, 1},
+        {"mid B32 L1024 H1 D128 S63", BLURRY_BF16, 32, 1024, 1, 128, 32, 2, 0, 1},
+        {"mid B8 L2048 H2 D64 S63", BLURRY_BF16, 8, 2048, 2, 64, 32, 2, 0, 1},
         {"linear B1 L4096 H16", BLURRY_BF16, 1, 4096, 16, 64, 64, 2, 0, 1},
         {"linear B1 L4096 H16", BLURRY_BF16, 1, 4096, 16, 64, 64, 2, 1, 1},
         {"linear B1 L16384 H16", BLURRY_BF16, 1, 16384, 16, 64, 64, 2, 0, 1},
@@ -183,16 +261,22 @@ int main(int count, char **arguments)
         {"f32 long B1 L65536 H16 D64 S127", BLURRY_F32, 1, 65536, 16, 64, 64, 2, 1, 1},
     };
     std::vector<const char *> names;
+    int queues = 0;
     for (int i = 1; i < count; i++) {
         if (!strncmp(arguments[i], "form=", 5))
             fast_wished_form = atoi(arguments[i] + 5);
+        else if (!strncmp(arguments[i], "queues=", 7))
+            queues = atoi(arguments[i] + 7);
         else
             names.push_back(arguments[i]);
     }
     for (const bench_case &c : cases) {
         bool wanted = names.empty();
         for (const char *name : names) wanted = wanted || strstr(c.name, name);
-        if (wanted) run(c);
+        if (wanted && queues > 0)
+            run_queues(c, queues);
+        else if (wanted)
+            run(c);
     }
     return 0;
 }

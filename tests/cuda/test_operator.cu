@@ -34,18 +34,18 @@ static const operator_case fixed[] = {
     {BLURRY_F32, 5, 66, 16, 16, 16, 16, 9, 34, 0.7, 1, 0, 3, 1, 0, 0, 19},
     {BLURRY_BF16, 1, 100, 2, 1, 64, 32, 128, 510, 0, 1, 0, 0, 1, 0, 0, 20},
     /* several segments (folded and scanned), with and without decay and notes */
-    {BLURRY_BF16, 1, 400, 2, 1, 64, 64, 64, 254, 0, 1, 0, 0, 1, 0, 0, 8},
+    {BLURRY_BF16, 1, 330, 2, 1, 64, 64, 64, 254, 0, 1, 0, 0, 1, 0, 0, 8},
     {BLURRY_BF16, 1, 390, 1, 1, 32, 32, 20, 78.5, 0, 0, 0, 77, 1, 0, 0, 9},
     {BLURRY_BF16, 1, 1000, 1, 1, 32, 32, 20, 78, 0, 1, 0, 0, 1, 0, 0, 10},
-    {BLURRY_BF16, 2, 700, 1, 1, 32, 24, 20, 78, 0, 0, 0, 3, 1, 1, 0, 11},
+    {BLURRY_BF16, 2, 500, 1, 1, 32, 24, 20, 78, 0, 0, 0, 3, 1, 1, 0, 11},
     {BLURRY_BF16, 1, 150, 1, 1, 128, 128, 64, 254, 0, 1, 0, 0, 1, 0, 0, 12},
     {BLURRY_BF16, 1, 75, 3, 1, 128, 128, 64, 254, 0, 0, 0, 0, 1, 0, 0, 21},
     {BLURRY_BF16, 1, 150, 1, 1, 128, 128, 32, 126, 0, 0, 0, 0, 0, 0, 0, 13},
     {BLURRY_BF16, 1, 75, 3, 1, 96, 96, 44, 200, 0, 1, 0, 0, 1, 0, 0, 22},
     /* 32 slots at most: all widths, one segment and several, packed, groups of heads */
-    {BLURRY_BF16, 3, 130, 2, 1, 64, 64, 16, 62, 0, 1, 0, 5, 1, 0, 0, 23},
+    {BLURRY_BF16, 2, 130, 2, 1, 64, 64, 16, 62, 0, 1, 0, 5, 1, 0, 0, 23},
     {BLURRY_BF16, 2, 200, 1, 1, 64, 64, 16, 62, 0, 0, 0, 0, 0, 0, 0, 24},
-    {BLURRY_BF16, 1, 400, 1, 1, 64, 48, 16, 62.5, 0, 1, 0, 9, 1, 0, 0, 25},
+    {BLURRY_BF16, 1, 270, 1, 1, 64, 48, 16, 62.5, 0, 1, 0, 9, 1, 0, 0, 25},
     {BLURRY_BF16, 3, 150, 2, 2, 32, 24, 8, 30, 2.5, 1, 0, 3, 1, 1, 0, 26},
     {BLURRY_BF16, 1, 90, 3, 1, 128, 96, 15, 87, 0, 1, 0, 0, 1, 0, 0, 27},
     {BLURRY_BF16, 2, 140, 1, 1, 128, 128, 4, 14, 0, 0, 0, 0, 1, 0, 0, 28},
@@ -75,11 +75,12 @@ static operator_case random_case(uint64_t seed)
     return c;
 }
 
-/* Both forms of the forward pass. */
+/* Both forms, where there are two. */
 static int check_forms(const operator_case &c)
 {
     int failures = 0;
-    for (fast_wished_form = 1; fast_wished_form <= (c.dtype == BLURRY_BF16 ? 2 : 1); fast_wished_form++)
+    for (fast_wished_form = 1; fast_wished_form <= (c.dtype == BLURRY_BF16 && c.M <= 64 ? 2 : 1);
+         fast_wished_form++)
         failures += check(c);
     fast_wished_form = 0;
     return failures;
