@@ -25,7 +25,7 @@ static const char usage[] =
     "  Opening a GPU, once in a sweep, counts on neither side.\n"
     "  --serial  how many of them run one after another (default: all on a GPU, 4 on the CPU)\n"
     "  --jobs    runs at once (default: all of them on a GPU, the cores on the CPU)\n"
-    "  --steps   of each run (default 1000 on a GPU, 20 on the CPU)\n"
+    "  --steps   of each run (default 500 on a GPU, 20 on the CPU)\n"
     "  --set     another setting for all runs; may be repeated\n";
 
 typedef struct request {
@@ -152,7 +152,7 @@ static int read_numbers(request *q)
 {
     int cuda = !strcmp(q->device, "cuda");
     q->runs = 32;
-    q->steps = cuda ? 1000 : 20;
+    q->steps = cuda ? 500 : 20;
     if (!cuda && strcmp(q->device, "cpu"))
         return options_usage("bench sweep", "device is '%s': give cpu or cuda", q->device);
     int rc = bench_whole("bench sweep", "runs", q->runs_text, 1, &q->runs);
