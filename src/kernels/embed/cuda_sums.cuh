@@ -77,7 +77,7 @@ template <typename F> static __device__ inline int sort_pass(sort_share &s, F vi
             }
             s.loaded = t;
         }
-#pragma unroll
+#pragma unroll 1 /* code that runs once must be fetched once */
         for (int k = 0; k < AHEAD; k++) {
             int row = s.ids[k] - s.first;
             bool mine = (unsigned)row < 1u << s.bits && s.ids[k] != INT32_MAX;
