@@ -26,11 +26,11 @@ const chunk_kernels *chunk_find(const bla_shape *s, bool is_bf16)
 
 /* ---- tables ---- */
 
-/* grid: span, periods, sequences (1 where all start at 0). Shared memory with decay: gates [64, SP], from the
- * weights in double since 1 - phi may be small. */
+/* grid: span, periods, sequences (1 where all start at 0). Shared memory with decay: gates [64, SP] and their
+ * running products. In double: 1 - phi may be small, and 64 factors in float would cost several roundings. */
 static __global__ void __launch_bounds__(CHUNK_THREADS) chunk_entries_kernel(bla_call c, chunk_run r, int SP)
 {
-    CUDA_DYNAMIC_SHARED(float, gates);
+    CUDA_DYNAMIC_SHARED(double, gates);
     __shared__ bla_position at[CHUNK_TOKENS];
     int64_t h = 0, chunk = r.chunk0 + blockIdx.x;
     while (c.periods[h].loose != (int)blockIdx.y) h++;
@@ -44,16 +44,17 @@ static __global__ void __launch_bounds__(CHUNK_THREADS) chunk_entries_kernel(bla
     for (int i = threadIdx.x; i < all; i += CHUNK_THREADS) {
         double weight = i % SP < c.S ? bla_weight(c.S, at[i / SP], i % SP) : 0.0;
         P[i] = (float)weight;
-        if (c.decay) gates[i] = fmaxf((float)(1.0 - weight), CHUNK_GATE_LEAST);
+        if (c.decay) gates[i] = fmax(1.0 - weight, (double)CHUNK_GATE_LEAST);
     }
     __syncthreads();
     if (!c.decay) return;
     for (int j = threadIdx.x; j < SP; j += CHUNK_THREADS) {
-        float product = CHUNK_START;
+        double product = CHUNK_START;
         for (int i = j; i < all; i += SP) gates[i] = product *= gates[i];
     }
     __syncthreads();
-    for (int i = threadIdx.x; i < all; i += CHUNK_THREADS) running[i] = gates[i], P[i] /= gates[i];
+    for (int i = threadIdx.x; i < all; i += CHUNK_THREADS)
+        running[i] = (float)gates[i], P[i] = (float)(P[i] / gates[i]);
 }
 
 /* ---- the scan ---- */
@@ -203,7 +204,7 @@ static void make_entries(const chunk_kernels *k, const bla_call *call, const chu
 {
     dim3 grid((unsigned)r->span, (unsigned)r->periods, (unsigned)(call->positions ? r->sequences : 1));
     cuda_launch(chunk_entries_kernel, grid, dim3(CHUNK_THREADS),
-                call->decay ? sizeof(float) * CHUNK_TOKENS * (size_t)k->SP : 0, stream, *call, *r, k->SP);
+                call->decay ? sizeof(double) * CHUNK_TOKENS * (size_t)k->SP : 0, stream, *call, *r, k->SP);
 }
 
 static void scan(const chunk_kernels *k, const bla_call *call, const chunk_run *r, int backwards,
