@@ -32,7 +32,8 @@ test-cuda:
 
 demo:
 	@scripts/deps build demo
-	@$(MAKE) --no-print-directory all
+	@$(MAKE) --no-print-directory configure
+	@cmake --build $(BUILD) -j $(JOBS) --target blurry_cli
 	@scripts/demo $(BUILD)/blurry
 
 bench: all
