@@ -214,7 +214,9 @@ static void a_kill_while_saving_never_mixes(void **state)
     fill_with(t, 0);
     double begin = run_now();
     for (int i = 0; i < 4; i++) assert_ok(checkpoint_save(folder, t, &saved));
-    int longest = 1 + (int)((run_now() - begin) / 4 * 1.5e6); /* microseconds: one save and a half */
+    /* Microseconds: one save and a half here; from there it follows what the child gets done, which shares
+     * the machine with others. */
+    int longest = 1 + (int)((run_now() - begin) / 4 * 1.5e6);
     srand(12345);
     int64_t last = 0, advanced = 0;
     for (int i = 0; i < KILLS; i++) {
@@ -228,7 +230,9 @@ static void a_kill_while_saving_never_mixes(void **state)
         assert_true(WIFSIGNALED(status));
         assert_ok(checkpoint_resume(folder, t, &saved));
         assert_true(saved.step >= last);
-        advanced += saved.step > last;
+        int done = saved.step > last;
+        longest += done ? -longest / 16 : longest / 8 + 1;
+        advanced += done;
         last = saved.step;
         check_filled_with(t, (float)saved.step);
     }
