@@ -130,13 +130,16 @@ static blurry_status pragma(const database *d, const char *name, int64_t *value)
     return code == SQLITE_ROW ? BLURRY_OK : database_fail(d, code, "opening");
 }
 
-/* A file that is there must be ours, of a version we know; an empty one may become ours. */
+/* A file that is there must be ours, of a version we know; an empty one may become ours. One transaction:
+ * another process may be making it ours just now. */
 static blurry_status check_kind(const database *d, bool *empty)
 {
-    int64_t application, version, tables;
-    STATUS_TRY(pragma(d, "application_id", &application));
-    STATUS_TRY(pragma(d, "user_version", &version));
-    STATUS_TRY(pragma(d, "schema_version", &tables));
+    int64_t application = 0, version = 0, tables = 0;
+    STATUS_TRY(database_exec(d, "BEGIN", "opening"));
+    blurry_status status = pragma(d, "application_id", &application);
+    if (status == BLURRY_OK) status = pragma(d, "user_version", &version);
+    if (status == BLURRY_OK) status = pragma(d, "schema_version", &tables);
+    STATUS_TRY(database_end(d, status));
     *empty = tables == 0;
     if (*empty) return BLURRY_OK;
     if (application != DATABASE_APPLICATION)
