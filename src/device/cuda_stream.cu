@@ -11,14 +11,19 @@ enum { SLOT_BYTES = 1 << 18, SMALL_BYTES = 256, THREADS = 256, MARKS_CROWDED = 4
 static std::atomic<int> open_streams;
 
 /* ---- memory ---- */
+static cudaError_t pool_of_current(cudaMemPool_t *pool)
+{
+    int current = 0;
+    cudaError_t error = cudaGetDevice(&current);
+    return error == cudaSuccess ? cudaDeviceGetDefaultMemPool(pool, current) : error;
+}
+
 /* The pool keeps what is given back for the next device of this process. */
 static cudaError_t keep_pool(void)
 {
-    int current = 0;
     cudaMemPool_t pool;
     uint64_t all = UINT64_MAX;
-    cudaError_t error = cudaGetDevice(&current);
-    if (error == cudaSuccess) error = cudaDeviceGetDefaultMemPool(&pool, current);
+    cudaError_t error = pool_of_current(&pool);
     if (error == cudaSuccess) error = cudaMemPoolSetAttribute(pool, cudaMemPoolAttrReleaseThreshold, &all);
     return error;
 }
@@ -26,10 +31,8 @@ static cudaError_t keep_pool(void)
 /* What the pool keeps in pieces too small goes back to the GPU. */
 static void trim_pool(void)
 {
-    int current = 0;
     cudaMemPool_t pool;
-    if (cudaGetDevice(&current) == cudaSuccess && cudaDeviceGetDefaultMemPool(&pool, current) == cudaSuccess)
-        (void)cudaMemPoolTrimTo(pool, 0);
+    if (pool_of_current(&pool) == cudaSuccess) (void)cudaMemPoolTrimTo(pool, 0);
 }
 
 /* Whether it can be there. Asked before large pieces are taken: the pool would first map all memory there is,
@@ -37,14 +40,12 @@ static void trim_pool(void)
 static bool may_fit(size_t bytes)
 {
     enum { LARGE = 1 << 30 };
-    int current = 0;
     cudaMemPool_t pool;
     size_t available = 0, total = 0;
     uint64_t held = 0, used = 0;
     if (bytes < LARGE) return true;
     cudaError_t error = cudaMemGetInfo(&available, &total);
-    if (error == cudaSuccess) error = cudaGetDevice(&current);
-    if (error == cudaSuccess) error = cudaDeviceGetDefaultMemPool(&pool, current);
+    if (error == cudaSuccess) error = pool_of_current(&pool);
     if (error == cudaSuccess) error = cudaMemPoolGetAttribute(pool, cudaMemPoolAttrReservedMemCurrent, &held);
     if (error == cudaSuccess) error = cudaMemPoolGetAttribute(pool, cudaMemPoolAttrUsedMemCurrent, &used);
     return error != cudaSuccess || bytes <= available + (held - used);

@@ -128,15 +128,15 @@ static blurry_status tensor_list_add(tensor_list *list, size_t index, const opti
     return BLURRY_OK;
 }
 
-/* Entries `first` and on: the parameters' shapes under "prefix" + their names. One download brings `block`,
- * which is laid out as the parameters are. */
-static blurry_status tensor_list_add_block(tensor_list *list, size_t first, const optimiser *o,
+/* Block number `place` of the list: an entry for every parameter, under "prefix" + its name. One download
+ * brings `block`, which is laid out as the parameters are. */
+static blurry_status tensor_list_add_block(tensor_list *list, size_t place, const optimiser *o,
                                            const char *prefix, const void *block)
 {
     size_t bytes = (size_t)o->elements * o->dev->param_element;
-    char *host = (char *)list->host + first / (size_t)o->tensors * bytes;
+    char *host = (char *)list->host + place * bytes;
     for (int64_t i = 0; i < o->tensors; i++)
-        STATUS_TRY(tensor_list_add(list, first + (size_t)i, o, i, prefix,
+        STATUS_TRY(tensor_list_add(list, place * (size_t)o->tensors + (size_t)i, o, i, prefix,
                                    host + (size_t)o->offset[i] * o->dev->param_element));
     return device_download(o->dev, host, block, bytes);
 }
@@ -159,7 +159,7 @@ static blurry_status save_moments(const char *path, const blurry_trainer *t, con
     tensor_list list;
     blurry_status status = tensor_list_alloc(&list, o, 2);
     if (status == BLURRY_OK) status = tensor_list_add_block(&list, 0, o, "m.", o->m);
-    if (status == BLURRY_OK) status = tensor_list_add_block(&list, (size_t)o->tensors, o, "v.", o->v);
+    if (status == BLURRY_OK) status = tensor_list_add_block(&list, 1, o, "v.", o->v);
     if (status == BLURRY_OK)
         status = safetensors_save(path, list.tensors, list.count, m->keys, m->values, m->count);
     tensor_list_free(&list);
