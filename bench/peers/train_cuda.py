@@ -85,15 +85,21 @@ class BlurryModel(torch.nn.Module):
 
 
 class OtherModel(torch.nn.Module):
-    """Any mixer of chunked_mixers.py."""
+    """Any mixer of chunked_mixers.py, the same in all layers."""
 
     def __init__(self, settings, params):
         super().__init__()
+        made = chunked_mixers.tables(settings, int(settings["length"]), torch.bfloat16)
+        self.tables = list(made)
+        for name, value in made.items():
+            self.register_buffer(f"table_{name}", value)
         self.settings, self.names = settings, list(params)
         self.values = torch.nn.ParameterList([torch.nn.Parameter(params[name].detach().clone()) for name in self.names])
 
     def forward(self, tokens, rows, labels):
-        return model.loss(self.settings, dict(zip(self.names, self.values)), tokens, rows, labels, chunked_mixers.mix)
+        tables = {name: getattr(self, f"table_{name}") for name in self.tables}
+        return model.loss(self.settings, dict(zip(self.names, self.values)), tokens, rows, labels,
+                          lambda settings, params, x: chunked_mixers.mix(settings, params, x, tables))
 
 
 class Step:
