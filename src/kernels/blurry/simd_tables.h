@@ -16,16 +16,18 @@
 #include <stdlib.h>
 
 #if REAL_IS_FLOAT
-#define GATE_LEAST  0x1p-30f
-#define SCALE_START 0x1p45f
-#define SCALE_LEAST 0x1p-45f
-#define KEEP_LEAST  0x1p-110f
+#define GATE_LEAST  0x1p-30
+#define SCALE_START 0x1p45
+#define SCALE_LEAST 0x1p-45
+#define KEEP_LEAST  0x1p-110
 #else
 #define GATE_LEAST  0x1p-60
 #define SCALE_START 0x1p120
 #define SCALE_LEAST 0x1p-120
 #define KEEP_LEAST  0x1p-900
 #endif
+
+enum { SLOTS_AT_ONCE = 64 }; /* whose running products are carried along in double */
 
 /* Weights for one period. Integer periods of moderate length are tabulated once: rows t mod T, and C more so
  * that any chunk is a contiguous block; and transposed. Others are computed wave by wave. */
@@ -145,25 +147,41 @@ typedef struct chunk_tables {
     int64_t n_awkward;
 } chunk_tables;
 
+/* One token's step of running products c [m], in double: 64 factors in float would cost several roundings.
+ * Their values, kept [m] times them and phi over them are stored; least [m] is the smallest so far. From a
+ * gate below GATE_LEAST on kept is 0. */
+static inline void decay_step(int64_t m, const real *restrict phi, double *restrict c, double *restrict least,
+                              real *restrict kept, real *restrict b, real *restrict scale, real *restrict P)
+{
+    const double floor = SCALE_LEAST * GATE_LEAST; /* an awkward slot's c is not used: keep it finite */
+    for (int64_t j = 0; j < m; j++) {
+        double gate = 1 - (double)phi[j];
+        double product = c[j] * (gate < GATE_LEAST ? GATE_LEAST : gate);
+        product = product < floor ? floor : product;
+        least[j] = product < least[j] ? product : least[j];
+        c[j] = product;
+        scale[j] = (real)product;
+    }
+    for (int64_t j = 0; j < m; j++) {
+        kept[j] = 1 - phi[j] < (real)GATE_LEAST ? 0 : kept[j];
+        b[j] = kept[j] * scale[j];
+        P[j] = phi[j] / scale[j];
+    }
+}
+
 /* With decay: b_t = product of gates since the chunk's start, c and P = phi / c as described above. */
 static void decay_tables(const layout *z, int64_t S, int64_t n, const real *phi, scratch *s, chunk_tables *ct)
 {
-    for (int64_t j = 0; j < z->Sp; j += VL) {
-        vreal b = v_set1(1), c = v_set1(SCALE_START), least = c;
+    for (int64_t j = 0; j < z->Sp; j += SLOTS_AT_ONCE) {
+        int64_t m = z->Sp - j < SLOTS_AT_ONCE ? z->Sp - j : SLOTS_AT_ONCE;
+        double c[SLOTS_AT_ONCE], least[SLOTS_AT_ONCE];
+        real kept[SLOTS_AT_ONCE];
+        for (int64_t i = 0; i < m; i++) c[i] = least[i] = SCALE_START, kept[i] = (real)(1 / SCALE_START);
         for (int64_t t = 0; t < n; t++) {
-            vreal f = v_load(phi + t * z->lds + j);
-            vreal gate = (real)1 - f;
-            b *= gate;
-            b = v_select((vint)(b < KEEP_LEAST), v_zero(), b);
-            c *= v_max(gate, v_set1(GATE_LEAST));
-            least = v_min(least, c);
-            c = v_max(c,
-                      v_set1(SCALE_LEAST * GATE_LEAST)); /* an awkward slot's c is not used: keep it finite */
-            v_store(s->b + t * z->lds + j, b);
-            v_store(s->c + t * z->lds + j, c);
-            v_store(s->P + t * z->lds + j, f / c);
+            int64_t at = t * z->lds + j;
+            decay_step(m, phi + at, c, least, kept, s->b + at, s->c + at, s->P + at);
         }
-        for (int i = 0; i < VL && j + i < S; i++)
+        for (int64_t i = 0; i < m && j + i < S; i++)
             if (least[i] < SCALE_LEAST) ct->awkward[ct->n_awkward++] = j + i;
     }
     for (int64_t a = 0; a < ct->n_awkward; a++)
@@ -188,6 +206,17 @@ static chunk_tables read_tables(const bla_shape *shape, const layout *z, int64_t
     return ct;
 }
 
+/* weight [m] = phi times what is kept of a token after it; then a token earlier. */
+static inline void write_step(int64_t m, const real *restrict phi, double *restrict keep,
+                              real *restrict weight)
+{
+    for (int64_t j = 0; j < m; j++) {
+        weight[j] = (real)(phi[j] * keep[j]);
+        double product = keep[j] * (1 - (double)phi[j]);
+        keep[j] = product < KEEP_LEAST ? 0 : product;
+    }
+}
+
 /* Weights with which a chunk's tokens arrive in the slots at its end, and what the old slots keep: end [lds].
  * Without decay the weights are phi itself. */
 static const real *write_tables(const bla_shape *shape, const layout *z, int64_t n, const real *phi,
@@ -197,15 +226,12 @@ static const real *write_tables(const bla_shape *shape, const layout *z, int64_t
         for (int64_t j = 0; j < z->lds; j++) end[j] = 1;
         return phi;
     }
-    for (int64_t j = 0; j < z->Sp; j += VL) {
-        vreal keep = v_set1(1);
-        for (int64_t t = n - 1; t >= 0; t--) {
-            vreal f = v_load(phi + t * z->lds + j);
-            v_store(s->P + t * z->lds + j, f * keep);
-            keep *= (real)1 - f;
-            keep = v_select((vint)(keep < KEEP_LEAST), v_zero(), keep);
-        }
-        v_store(end + j, keep);
+    for (int64_t j = 0; j < z->Sp; j += SLOTS_AT_ONCE) {
+        int64_t m = z->Sp - j < SLOTS_AT_ONCE ? z->Sp - j : SLOTS_AT_ONCE;
+        double keep[SLOTS_AT_ONCE];
+        for (int64_t i = 0; i < m; i++) keep[i] = 1;
+        for (int64_t t = n - 1; t >= 0; t--) write_step(m, phi + t * z->lds + j, keep, s->P + t * z->lds + j);
+        for (int64_t i = 0; i < m; i++) end[j + i] = (real)keep[i];
     }
     return s->P;
 }
@@ -213,13 +239,15 @@ static const real *write_tables(const bla_shape *shape, const layout *z, int64_t
 /* W [n, ldc] of one awkward slot: W[t, u] for u <= t, zero right of the diagonal. */
 static void awkward_weights(const layout *z, const chunk_tables *ct, int64_t j, real *W)
 {
+    double running[CHUNK_MOST] = {0};
     for (int64_t t = 0; t < ct->n; t++) {
-        real f = ct->phi[t * z->lds + j], gate = 1 - f;
+        double f = ct->phi[t * z->lds + j], gate = 1 - f;
         real *row = W + t * z->ldc;
-        const real *before = row - z->ldc;
-        for (int64_t u = 0; u < z->Cp; u += VL)
-            v_store(row + u, t > 0 ? v_load(before + u) * gate : v_zero());
-        row[t] = f;
+        for (int64_t u = 0; u < z->Cp; u++) {
+            running[u] = running[u] * gate;
+            row[u] = (real)running[u];
+        }
+        row[t] = ct->phi[t * z->lds + j], running[t] = f;
     }
 }
 
