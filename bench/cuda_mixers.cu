@@ -182,10 +182,10 @@ static shape scan_shape(const char *family, int64_t B, int64_t L, int64_t H, int
     return s;
 }
 
-static shape ssm_shape(int64_t B, int64_t L, int64_t C, int64_t modes)
+static shape ssm_shape(int64_t B, int64_t L, int64_t C, int64_t modes, bool state)
 {
     int64_t n = B * L * C, size = B * C * modes * 2;
-    shape s = {"ssm", B, L, 1, 1, C, C, modes, B > 1, 1, 0, {}};
+    shape s = {"ssm", B, L, 1, 1, C, C, modes, state, 1, 0, {}};
     s.t = {{"u", INPUT, n, C, -1, 1},
            {"y", OUTPUT, n, C, -1, 1},
            {"log_step", PARAM, C, 0, -6.9, -2.3},
@@ -434,7 +434,8 @@ static int check_all(int argc, char **argv)
                 check(scan_shape(family, 3, L, 1, 19, 11, 16, -0.05));
             }
         if (wanted(argc, argv, "ssm"))
-            check(ssm_shape(1, L, 11, i % 2 ? 5 : 8)), check(ssm_shape(2, L, 24, i % 2 ? 5 : 8));
+            check(ssm_shape(1, L, i % 2 ? 11 : 16, i % 2 ? 5 : 8, false)),
+                check(ssm_shape(2, L, 24, i % 2 ? 5 : 8, true));
     }
     if (wanted(argc, argv, "attention")) {
         check(attention_shape(1, 40, 1, 1, 1, 5, 3));
@@ -456,7 +457,9 @@ static int check_all(int argc, char **argv)
             check(scan_shape(family, 1, 140, 1, 150, 70, 20, -0.2));
         }
     if (wanted(argc, argv, "ssm"))
-        check(ssm_shape(2, 300, 40, 32)), check(ssm_shape(1, 100, 70, 3)), check(ssm_shape(2, 50, 8, 150));
+        check(ssm_shape(2, 300, 40, 32, true)), check(ssm_shape(1, 100, 70, 3, false)),
+            check(ssm_shape(2, 50, 8, 150, true)), check(ssm_shape(9, 300, 8, 40, false)),
+            check(ssm_shape(3, 512, 16, 32, false));
     printf("%d comparisons, %d failures; worst f32 %.2e of 1e-4, bf16 %.2e of 2e-2\n", cases, failures,
            worst_ratio[F32] * 1e-4, worst_ratio[BF16] * 2e-2);
     return failures != 0;
@@ -527,18 +530,18 @@ static int time_all(int argc, char **argv)
                 time_shape(scan_shape("slots", 32, 512, H, D / 2, D, 64, -0.1), of);
             if (wanted(argc, argv, "gdn")) time_shape(scan_shape("gdn", 32, 512, H, D, D, 0, -0.1), of);
         }
-        if (wanted(argc, argv, "ssm")) time_shape(ssm_shape(32, 512, 128, 32), of);
+        if (wanted(argc, argv, "ssm")) time_shape(ssm_shape(32, 512, 128, 32, false), of);
         if (wanted(argc, argv, "attention")) time_shape(attention_shape(4, 4096, 0, 16, 16, 64, 64), of);
         if (wanted(argc, argv, "attention")) time_shape(attention_shape(4, 4096, 127, 16, 16, 64, 64), of);
         for (const char *family : {"gla", "slots", "gdn"})
             if (wanted(argc, argv, family)) time_shape(scan_shape(family, 4, 4096, 16, 64, 64, 64, -0.1), of);
-        if (wanted(argc, argv, "ssm")) time_shape(ssm_shape(4, 4096, 1024, 32), of);
+        if (wanted(argc, argv, "ssm")) time_shape(ssm_shape(4, 4096, 1024, 32, false), of);
     }
     for (int64_t B : {1, 32}) {
         if (wanted(argc, argv, "attention")) time_step(attention_shape(B, 4096, 0, 16, 16, 64, 64), BF16);
         for (const char *family : {"gla", "slots", "gdn"})
             if (wanted(argc, argv, family)) time_step(scan_shape(family, B, 8, 16, 64, 64, 64, -0.1), BF16);
-        if (wanted(argc, argv, "ssm")) time_step(ssm_shape(B, 8, 1024, 32), BF16);
+        if (wanted(argc, argv, "ssm")) time_step(ssm_shape(B, 8, 1024, 32, false), BF16);
     }
     return 0;
 }

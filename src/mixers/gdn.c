@@ -13,9 +13,9 @@ static const double gdn_unit_eps = 1e-6;
 typedef struct gdn_tensors {
     mixer_streams s;
     mixer_gated out;
-    void *unit_q, *unit_k;                        /* [rows, H Dk] */
-    void *beta_logit, *beta, *alpha_logit, *gate; /* [rows, H] */
-    void *d_beta, *d_gate;
+    void *unit_q, *unit_k;        /* [rows, H Dk] */
+    void *logit[2], *beta, *gate; /* [rows, H]; logits of beta and of the gate */
+    void *d_logit[2];             /* first the gradients of beta and gate */
     void *notes, *carried;
 } gdn_tensors;
 
@@ -41,8 +41,8 @@ static gdn_args gdn_core(const mixer_pass *p, const gdn_tensors *t)
                       .d_q = t->s.d_out[STREAM_Q],
                       .d_k = t->s.d_out[STREAM_K],
                       .d_v = t->s.d_out[STREAM_V],
-                      .d_beta = t->d_beta,
-                      .d_g = t->d_gate};
+                      .d_beta = t->d_logit[0],
+                      .d_g = t->d_logit[1]};
 }
 
 static mixer_layout gdn_layout(const mixer_pass *p, gdn_tensors *t)
@@ -55,14 +55,10 @@ static mixer_layout gdn_layout(const mixer_pass *p, gdn_tensors *t)
     mixer_gated_layout(p, &m, &t->out);
     t->unit_q = mixer_take(p, &m.saved, rows, key);
     t->unit_k = mixer_take(p, &m.saved, rows, key);
-    t->beta_logit = mixer_take(p, &m.saved, rows, c->heads);
+    for (int i = 0; i < 2; i++) t->logit[i] = mixer_take(p, &m.saved, rows, c->heads);
     t->beta = mixer_take(p, &m.saved, rows, c->heads);
-    t->alpha_logit = mixer_take(p, &m.saved, rows, c->heads);
     t->gate = mixer_take(p, &m.saved, rows, c->heads);
-    if (p->keep) {
-        t->d_beta = mixer_take(p, &m.work, rows, c->heads);
-        t->d_gate = mixer_take(p, &m.work, rows, c->heads);
-    }
+    for (int i = 0; i < 2 && p->keep; i++) t->d_logit[i] = mixer_take(p, &m.work, rows, c->heads);
     t->carried = mixer_take_statistics(p, &m.state, p->B * key, c->dim_v);
     kernel_sizes need = {0};
     gdn_args core = gdn_core(p, t);
@@ -78,29 +74,51 @@ static void gdn_mixer_sizes(const mixer_pass *p, mixer_sizes *sizes)
     mixer_layout_sizes(&m, sizes);
 }
 
-/* Unit length of stream q or k; backward turns the core's gradient into the stream's in the same memory. */
-static l2norm_args gdn_unit(const mixer_pass *p, const gdn_tensors *t, int stream)
+/* Unit length of streams q and k, in one call where each tensor of k follows that of q, else in two. Backward
+ * turns the core's gradient into the stream's in the same memory. Calls to make. */
+static int gdn_units(const mixer_pass *p, const gdn_tensors *t, l2norm_args unit[2])
 {
     const mixer_config *c = &p->layer->config;
-    return (l2norm_args){.rows = mixer_rows(p) * c->heads,
-                         .width = c->dim_k,
-                         .eps = gdn_unit_eps,
-                         .x = t->s.out[stream],
-                         .y = stream == STREAM_Q ? t->unit_q : t->unit_k,
-                         .d_y = t->s.d_out[stream],
-                         .d_x = t->s.d_out[stream]};
+    for (int stream = STREAM_Q; stream <= STREAM_K; stream++)
+        unit[stream] = (l2norm_args){.rows = mixer_rows(p) * c->heads,
+                                     .width = c->dim_k,
+                                     .eps = gdn_unit_eps,
+                                     .x = t->s.out[stream],
+                                     .y = stream == STREAM_Q ? t->unit_q : t->unit_k,
+                                     .d_y = t->s.d_out[stream],
+                                     .d_x = t->s.d_out[stream]};
+    int64_t count = unit[0].rows * c->dim_k;
+    if (!mixer_follows(p, unit[0].x, unit[1].x, count) || !mixer_follows(p, unit[0].y, unit[1].y, count) ||
+        (p->keep && !mixer_follows(p, unit[0].d_y, unit[1].d_y, count)))
+        return 2;
+    unit[0].rows *= 2;
+    return 1;
+}
+
+/* The maps to the logits of beta and of the gate. */
+static mixer_maps gdn_logits(const mixer_pass *p, const gdn_tensors *t, int64_t out[2])
+{
+    static const mixer_parameter weight[2] = {MIXER_BETA, MIXER_ALPHA};
+    out[0] = out[1] = p->layer->config.heads;
+    return (mixer_maps){.count = 2,
+                        .rows = mixer_rows(p),
+                        .weight = weight,
+                        .in = p->layer->config.width,
+                        .out = out,
+                        .y = t->logit,
+                        .d_y = (const void *const *)t->d_logit};
 }
 
 static gdn_gate_args gdn_gate(const mixer_pass *p, const gdn_tensors *t)
 {
     return (gdn_gate_args){.rows = mixer_rows(p),
                            .heads = p->layer->config.heads,
-                           .x = t->alpha_logit,
+                           .x = t->logit[1],
                            .A = p->layer->parameter[MIXER_A],
                            .dt_bias = p->layer->parameter[MIXER_DT_BIAS],
                            .g = t->gate,
-                           .d_g = t->d_gate,
-                           .d_x = t->d_gate,
+                           .d_g = t->d_logit[1],
+                           .d_x = t->d_logit[1],
                            .d_A = p->layer->gradient[MIXER_A],
                            .d_dt_bias = p->layer->gradient[MIXER_DT_BIAS]};
 }
@@ -109,28 +127,27 @@ static unary_args gdn_beta(const mixer_pass *p, const gdn_tensors *t)
 {
     return (unary_args){.kind = UNARY_SIGMOID,
                         .count = mixer_rows(p) * p->layer->config.heads,
-                        .x = t->beta_logit,
+                        .x = t->logit[0],
                         .y = t->beta,
-                        .d_y = t->d_beta,
-                        .d_x = t->d_beta};
+                        .d_y = t->d_logit[0],
+                        .d_x = t->d_logit[0]};
 }
 
 static void gdn_mixer_forward(const mixer_pass *p)
 {
-    const mixer_config *c = &p->layer->config;
     gdn_tensors t;
     gdn_layout(p, &t);
+    l2norm_args unit[2];
+    int64_t out[2];
+    int units = gdn_units(p, &t, unit);
+    mixer_maps logits = gdn_logits(p, &t, out);
     gdn_args core = gdn_core(p, &t);
     gdn_gate_args gate = gdn_gate(p, &t);
     unary_args beta = gdn_beta(p, &t);
     mixer_streams_forward(p, &t.s);
-    for (int stream = STREAM_Q; stream <= STREAM_K; stream++) {
-        l2norm_args unit = gdn_unit(p, &t, stream);
-        mixer_ops(p)->l2norm_forward(mixer_run(p), &unit);
-    }
-    mixer_linear(p, MIXER_BETA, p->x, c->width, c->heads, t.beta_logit);
+    for (int i = 0; i < units; i++) mixer_ops(p)->l2norm_forward(mixer_run(p), &unit[i]);
+    mixer_maps_forward(p, &logits, p->x);
     mixer_ops(p)->unary_forward(mixer_run(p), &beta);
-    mixer_linear(p, MIXER_ALPHA, p->x, c->width, c->heads, t.alpha_logit);
     mixer_ops(p)->gdn_gate_forward(mixer_run(p), &gate);
     mixer_ops(p)->gdn_forward(mixer_run(p), &core);
     mixer_gated_forward(p, &t.out);
@@ -138,22 +155,21 @@ static void gdn_mixer_forward(const mixer_pass *p)
 
 static void gdn_mixer_backward(const mixer_pass *p)
 {
-    const mixer_config *c = &p->layer->config;
     gdn_tensors t;
     gdn_layout(p, &t);
+    l2norm_args unit[2];
+    int64_t out[2];
+    int units = gdn_units(p, &t, unit);
+    mixer_maps logits = gdn_logits(p, &t, out);
     gdn_args core = gdn_core(p, &t);
     gdn_gate_args gate = gdn_gate(p, &t);
     unary_args beta = gdn_beta(p, &t);
     mixer_gated_backward(p, &t.out);
     mixer_ops(p)->gdn_backward(mixer_run(p), &core);
     mixer_ops(p)->gdn_gate_backward(mixer_run(p), &gate);
-    mixer_linear_backward(p, MIXER_ALPHA, p->x, t.d_gate, c->width, c->heads, p->d_x, 1);
     mixer_ops(p)->unary_backward(mixer_run(p), &beta);
-    mixer_linear_backward(p, MIXER_BETA, p->x, t.d_beta, c->width, c->heads, p->d_x, 1);
-    for (int stream = STREAM_Q; stream <= STREAM_K; stream++) {
-        l2norm_args unit = gdn_unit(p, &t, stream);
-        mixer_ops(p)->l2norm_backward(mixer_run(p), &unit);
-    }
+    mixer_maps_backward(p, &logits, p->x, p->d_x, 1);
+    for (int i = 0; i < units; i++) mixer_ops(p)->l2norm_backward(mixer_run(p), &unit[i]);
     mixer_streams_backward(p, &t.s, 1);
 }
 

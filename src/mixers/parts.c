@@ -140,6 +140,11 @@ void mixer_linear_backward(const mixer_pass *p, mixer_parameter weight, const vo
 }
 
 /* ---- several maps at once ---- */
+int mixer_follows(const mixer_pass *p, const void *first, const void *next, int64_t elements)
+{
+    return (const char *)next == (const char *)first + (size_t)elements * p->layer->dev->element;
+}
+
 static int follows(const void *first, const void *next, int64_t index, int64_t elements, size_t element)
 {
     return (const char *)next == (const char *)first + (size_t)(index * elements) * element;

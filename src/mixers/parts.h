@@ -75,6 +75,8 @@ void mixer_linear_rows(const mixer_pass *p, int64_t rows, mixer_parameter weight
                        int64_t out, void *y);
 void mixer_linear_rows_backward(const mixer_pass *p, int64_t rows, mixer_parameter weight, const void *x,
                                 const void *d_y, int64_t in, int64_t out, void *d_x, int add);
+/* Whether `next` lies directly behind the `elements` numbers at `first`. */
+int mixer_follows(const mixer_pass *p, const void *first, const void *next, int64_t elements);
 /* Several maps of the same x: in one call where they have one shape and their tensors lie one after another.
  */
 typedef struct mixer_maps {

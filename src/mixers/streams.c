@@ -166,6 +166,20 @@ static unary_args stream_silu(const mixer_pass *p, const mixer_streams *s, int i
                         .d_x = s->d_out[i]};
 }
 
+/* The SiLU of all streams: one call where they lie one after another, else one for each. Calls to make. */
+static int stream_silus(const mixer_pass *p, const mixer_streams *s, unary_args silu[STREAMS])
+{
+    int together = 1;
+    for (int i = 0; i < STREAMS; i++) silu[i] = stream_silu(p, s, i);
+    for (int i = 0; i + 1 < STREAMS; i++)
+        together = together && mixer_follows(p, s->mid[i], s->mid[i + 1], silu[i].count) &&
+                   mixer_follows(p, s->out[i], s->out[i + 1], silu[i].count) &&
+                   (!p->keep || mixer_follows(p, s->d_out[i], s->d_out[i + 1], silu[i].count));
+    if (!s->silu || !together) return s->silu ? STREAMS : 0;
+    silu[0].count += silu[1].count + silu[2].count;
+    return 1;
+}
+
 void mixer_streams_forward(const mixer_pass *p, const mixer_streams *s)
 {
     const mixer_config *c = &p->layer->config;
@@ -177,12 +191,13 @@ void mixer_streams_forward(const mixer_pass *p, const mixer_streams *s)
         mixer_pick_x(p, s->x);
         mixer_linear_rows(p, p->row_count, MIXER_Q, s->x, c->width, width[STREAM_Q], s->raw[STREAM_Q]);
     }
-    for (int i = 0; i < STREAMS; i++) {
+    for (int i = 0; i < STREAMS && c->conv; i++) {
         conv_args conv = stream_conv(p, s, i);
-        unary_args silu = stream_silu(p, s, i);
-        if (c->conv) mixer_ops(p)->conv_forward(mixer_run(p), &conv);
-        if (s->silu) mixer_ops(p)->unary_forward(mixer_run(p), &silu);
+        mixer_ops(p)->conv_forward(mixer_run(p), &conv);
     }
+    unary_args silu[STREAMS];
+    int silus = stream_silus(p, s, silu);
+    for (int i = 0; i < silus; i++) mixer_ops(p)->unary_forward(mixer_run(p), &silu[i]);
     rope_args rope[2];
     int ropes = c->rope ? stream_ropes(p, s, rope) : 0;
     for (int i = 0; i < ropes; i++) mixer_ops(p)->rope_forward(mixer_run(p), &rope[i]);
@@ -209,11 +224,12 @@ void mixer_streams_backward(const mixer_pass *p, const mixer_streams *s, int add
     rope_args rope[2];
     int ropes = c->rope ? stream_ropes(p, s, rope) : 0;
     for (int i = 0; i < ropes; i++) mixer_ops(p)->rope_backward(mixer_run(p), &rope[i]);
-    for (int i = 0; i < STREAMS; i++) {
+    unary_args silu[STREAMS];
+    int silus = stream_silus(p, s, silu);
+    for (int i = 0; i < silus; i++) mixer_ops(p)->unary_backward(mixer_run(p), &silu[i]);
+    for (int i = 0; i < STREAMS && c->conv; i++) {
         conv_args conv = stream_conv(p, s, i);
-        unary_args silu = stream_silu(p, s, i);
-        if (s->silu) mixer_ops(p)->unary_backward(mixer_run(p), &silu);
-        if (c->conv) mixer_ops(p)->conv_backward(mixer_run(p), &conv);
+        mixer_ops(p)->conv_backward(mixer_run(p), &conv);
     }
     stream_unfold(p, s, 1);
     mixer_maps_backward(p, &maps, p->x, p->d_x, add);

@@ -397,33 +397,41 @@ static void ssm_backward(const op_call *call)
     call->dev->ops->ssm_backward(&call->dev->run, &a);
 }
 
+static void check_ssm(int64_t B, int64_t L, int64_t K, int64_t S, int from_state)
+{
+    int64_t n = B * L * K, size = B * K * S * 2;
+    op_case c = {.family = "ssm",
+                 .note = from_state ? "batch, from a state"
+                         : B > 1    ? "batch, from rest"
+                                    : "split",
+                 .forward = ssm_forward,
+                 .backward = ssm_backward,
+                 .sizes = ssm_sizes,
+                 .B = B,
+                 .L = L,
+                 .K = K,
+                 .S = S,
+                 .option = from_state,
+                 .splits = B == 1,
+                 .tensor = {{"u", OP_INPUT, n, K},
+                            {"log_step", OP_PARAM, K, .low = -6.9, .high = -2.3},
+                            {"c_re", OP_PARAM, K * S},
+                            {"c_im", OP_PARAM, K * S},
+                            {"d", OP_PARAM, K},
+                            {"y", OP_OUTPUT, n, K},
+                            {"saved", OP_BYTES},
+                            {"state", OP_CARRIED, size},
+                            {"state_in", OP_FIXED, size, .type = OP_STATISTIC}}};
+    op_case_check(&c);
+}
+
 void ops_ssm(void **state)
 {
     (void)state;
-    for (int i = 0; i < OP_LENGTHS; i++)
-        for (int64_t B = 1; B <= 2; B++) {
-            int64_t L = op_lengths[i], K = B == 1 ? 11 : 24, S = i % 2 ? 5 : 8, n = B * L * K,
-                    size = B * K * S * 2;
-            op_case c = {.family = "ssm",
-                         .note = B > 1 ? "batch, from a state" : "split",
-                         .forward = ssm_forward,
-                         .backward = ssm_backward,
-                         .sizes = ssm_sizes,
-                         .B = B,
-                         .L = L,
-                         .K = K,
-                         .S = S,
-                         .option = B > 1,
-                         .splits = B == 1,
-                         .tensor = {{"u", OP_INPUT, n, K},
-                                    {"log_step", OP_PARAM, K, .low = -6.9, .high = -2.3},
-                                    {"c_re", OP_PARAM, K * S},
-                                    {"c_im", OP_PARAM, K * S},
-                                    {"d", OP_PARAM, K},
-                                    {"y", OP_OUTPUT, n, K},
-                                    {"saved", OP_BYTES},
-                                    {"state", OP_CARRIED, size},
-                                    {"state_in", OP_FIXED, size, .type = OP_STATISTIC}}};
-            op_case_check(&c);
-        }
+    for (int i = 0; i < OP_LENGTHS; i++) {
+        check_ssm(1, op_lengths[i], i % 2 ? 11 : 16, i % 2 ? 5 : 8, 0);
+        check_ssm(2, op_lengths[i], 24, i % 2 ? 5 : 8, 1);
+    }
+    check_ssm(9, 131, 8, 10, 0);
+    check_ssm(2, 512, 8, 1, 0);
 }

@@ -1,12 +1,23 @@
 /* Diagonal state space on CUDA: memory and launches. */
-#include "kernels/ssm/cuda_scan.cuh"
+#include "kernels/cuda_side.h"
+#include "kernels/ssm/cuda_response.cuh"
 #include "kernels/ssm/ssm.h"
 
 struct ssm_room { /* bytes */
     size_t table, sums, skip, steps, outputs;
+    size_t response, parts; /* of the convolution */
 };
 
 enum { SSM_AT_ONCE = SSM_WARPS * SSM_MOST }; /* modes of one launch */
+
+/* Sequences of a block of the convolution, and of d_k: enough blocks for the chip. */
+enum { CONVOLVE_EACH = 2, CORRELATE_EACH = 8 };
+
+/* Whether the convolution serves this shape, where the sequence starts from rest and hands on no state. */
+template <typename T> static bool ssm_fits(const ssm_args *a)
+{
+    return sizeof(T) == 2 && a->length <= CONVOLVE_TOKENS && a->channels % CONVOLVE_CHANNELS == 0;
+}
 
 static ssm_room ssm_bytes(const ssm_args *a)
 {
@@ -19,16 +30,74 @@ static ssm_room ssm_bytes(const ssm_args *a)
     r.outputs = a->modes > SSM_AT_ONCE
                     ? kernel_round64((size_t)(a->batch * a->length * a->channels) * sizeof(float))
                     : 0;
+    r.response = kernel_round64((size_t)a->channels * CONVOLVE_TABLE * sizeof(uint32_t));
+    r.parts = kernel_round64((size_t)(kernel_blocks(a->batch, CORRELATE_EACH) * 2 * a->channels) *
+                             CONVOLVE_TOKENS * sizeof(float));
     return r;
 }
 
-static void ssm_sizes(const ssm_args *a, kernel_sizes *sizes)
+template <typename T> static void ssm_sizes(const ssm_args *a, kernel_sizes *sizes)
 {
     ssm_room r = ssm_bytes(a);
     *sizes = kernel_sizes();
     sizes->state = kernel_round64((size_t)(a->batch * a->channels * a->modes * 2) * sizeof(float));
     sizes->scratch = r.table + r.sums + r.skip + r.steps + r.outputs;
+    if (!ssm_fits<T>(a)) return;
+    size_t convolution = r.response + r.parts;
+    sizes->saved = r.response;
+    if (sizes->scratch < convolution) sizes->scratch = convolution;
 }
+
+/* ---- as a convolution ---- */
+static convolve_view convolve_pass(const ssm_args *a, const void *in, void *out, const uint32_t *table)
+{
+    convolve_view p = {};
+    p.in = (const bf16 *)in, p.out = (bf16 *)out, p.table = table, p.skip = (const float *)a->d;
+    p.batch = a->batch, p.length = a->length, p.channels = a->channels;
+    return p;
+}
+
+static unsigned convolve_groups(const ssm_args *a)
+{
+    return (unsigned)(a->channels / CONVOLVE_CHANNELS);
+}
+
+static void run_response(const kernel_run *run, const ssm_args *a, uint32_t *table)
+{
+    cuda_launch_early(run->early, ssm_response, dim3((unsigned)a->channels), dim3(RESPONSE_THREADS), 0,
+                      (cudaStream_t)run->stream, (const float *)a->log_step, (const float *)a->c_re,
+                      (const float *)a->c_im, table, a->modes);
+}
+
+template <bool REVERSE> static void run_convolution(const kernel_run *run, convolve_view p, const ssm_args *a)
+{
+    p.each = CONVOLVE_EACH;
+    cuda_launch_early(run->early, ssm_convolve<REVERSE>,
+                      dim3(convolve_groups(a), (unsigned)kernel_blocks(a->batch, p.each)),
+                      dim3(CONVOLVE_THREADS), CONVOLVE_CHANNELS * CONVOLVE_AREA, (cudaStream_t)run->stream,
+                      p);
+}
+
+/* The gradients of the parameters; nothing else of the step reads them. */
+static void run_correlation(const kernel_run *run, const ssm_args *a)
+{
+    convolve_view p = convolve_pass(a, a->u, nullptr, nullptr);
+    float *beside = (float *)side_memory(run, ssm_bytes(a).parts);
+    unsigned groups = (unsigned)kernel_blocks(a->batch, CORRELATE_EACH);
+    p.by = (const bf16 *)a->d_y, p.each = CORRELATE_EACH;
+    p.parts = beside ? beside : (float *)((char *)run->scratch + ssm_bytes(a).response);
+    int early = beside ? 0 : run->early;
+    if (beside) run = side_run(run);
+    cuda_launch_early(early, ssm_correlate, dim3(convolve_groups(a), groups, 2), dim3(CONVOLVE_THREADS),
+                      2 * CONVOLVE_CHANNELS * CONVOLVE_AREA, (cudaStream_t)run->stream, p);
+    cuda_launch_early(early, ssm_response_gradients, dim3((unsigned)a->channels), dim3(RESPONSE_THREADS), 0,
+                      (cudaStream_t)run->stream, (const float *)p.parts, (int64_t)groups * 2,
+                      (const float *)a->log_step, (const float *)a->c_re, (const float *)a->c_im,
+                      (float *)a->d_log_step, (float *)a->d_c_re, (float *)a->d_c_im, (float *)a->d_d,
+                      a->channels, a->modes);
+}
+
+/* ---- as a scan ---- */
 
 template <typename T> static ssm_view<T> ssm_begin(const kernel_run *run, const ssm_args *a)
 {
@@ -82,6 +151,10 @@ static void run_scans(const kernel_run *run, const ssm_args *a, ssm_view<T> p, T
 template <typename T> static void ssm_forward(const kernel_run *run, const ssm_args *a)
 {
     if (a->batch * a->channels == 0) return;
+    bool rest = ssm_fits<T>(a) && !a->state_in;
+    uint32_t *table = (uint32_t *)(a->saved ? a->saved : run->scratch);
+    if (rest && (a->saved || !a->state_out)) run_response(run, a, table); /* backward reads it too */
+    if (rest && !a->state_out) return run_convolution<false>(run, convolve_pass(a, a->u, a->y, table), a);
     ssm_view<T> p = ssm_begin<T>(run, a);
     p.state_in = (const float *)a->state_in, p.state_out = (float *)a->state_out;
     run_scans<T, false>(run, a, p, (T *)a->y);
@@ -98,6 +171,10 @@ template <typename T, bool STATE> static auto ssm_sensitivities_for(int modes) -
 template <typename T> static void ssm_backward(const kernel_run *run, const ssm_args *a)
 {
     if (a->batch * a->channels * a->length == 0) return;
+    if (ssm_fits<T>(a) && !a->state_in) {
+        run_convolution<true>(run, convolve_pass(a, a->d_y, a->d_u, (const uint32_t *)a->saved), a);
+        return run_correlation(run, a);
+    }
     ssm_view<T> p = ssm_begin<T>(run, a);
     run_scans<T, true>(run, a, p, (T *)a->d_u);
     p.state_in = (const float *)a->state_in;
@@ -122,7 +199,7 @@ template <typename T> static void ssm_backward(const kernel_run *run, const ssm_
 #define SSM_ENTRIES(type, T)                                                                                 \
     extern "C" void ssm_sizes_cuda_##type(const kernel_run *, const ssm_args *a, kernel_sizes *sizes)        \
     {                                                                                                        \
-        ssm_sizes(a, sizes);                                                                                 \
+        ssm_sizes<T>(a, sizes);                                                                              \
     }                                                                                                        \
     extern "C" void ssm_forward_cuda_##type(const kernel_run *run, const ssm_args *a)                        \
     {                                                                                                        \
