@@ -30,11 +30,13 @@ test-cuda:
 	@cmake --build build-cuda -j $(JOBS) --target gpu_tests blurry_cli
 	@ctest --test-dir build-cuda -C gpu -L '^gpu$$' --output-on-failure --no-tests=error
 
+# The demo runs on the CPU: its program is built without the CUDA code, which takes nvcc several minutes.
 demo:
 	@scripts/deps build demo
-	@$(MAKE) --no-print-directory configure
-	@cmake --build $(BUILD) -j $(JOBS) --target blurry_cli
-	@scripts/demo $(BUILD)/blurry
+	@test -f build-demo/build.ninja || cmake -S . -B build-demo -G Ninja -DCMAKE_BUILD_TYPE=$(BUILD_TYPE) \
+		-DBLURRY_CUDA=OFF $(CMAKE_ARGS)
+	@cmake --build build-demo -j $(JOBS) --target blurry_cli
+	@scripts/demo build-demo/blurry
 
 bench: all
 	@$(BUILD)/blurry bench op
@@ -82,4 +84,4 @@ check-layers:
 	@scripts/check-layers
 
 clean:
-	@rm -rf $(BUILD) build-asan build-tsan build-clang build-fuzz
+	@rm -rf $(BUILD) build-demo build-asan build-tsan build-clang build-fuzz
