@@ -10,7 +10,7 @@
 #define BLURRY_KERNELS_BLURRY_CUDA_FAST_CUH
 #include "kernels/blurry/cuda_entry.cuh"
 #include "kernels/blurry/cuda_fast.h"
-#include "kernels/blurry/cuda_tile.cuh"
+#include "kernels/cuda_swizzled.h"
 
 /* One warp's share of K or V. */
 template <int D, int SP> struct fast_share {

@@ -1,10 +1,11 @@
-/* Tiles of bf16 in shared memory and the tensor-core products on them.
+/* Tiles of bf16 in shared memory of any size and the tensor-core products on them, for blocks of any number
+ * of warps (cuda_tile.h has padded tiles of 64 x 64 for four warps; a source includes one of the two).
  *
  * A tile is row-major with U units of 16 bytes (8 elements) per row; unit u of row r lies at u ^ swizzle(r),
  * so that the eight rows an ldmatrix touches never share a bank. Fragments follow the m16n8k16 layout: a lane
  * holds rows g = lane / 4 and g + 8, columns 2 * (lane % 4) and the next, of each 16 x 8 accumulator. */
-#ifndef BLURRY_KERNELS_BLURRY_CUDA_TILE_CUH
-#define BLURRY_KERNELS_BLURRY_CUDA_TILE_CUH
+#ifndef BLURRY_KERNELS_CUDA_SWIZZLED_H
+#define BLURRY_KERNELS_CUDA_SWIZZLED_H
 #include "kernels/cuda.h"
 
 /* Units per row of a tile `columns` wide: a power of two, so that the swizzle stays inside the row. */
