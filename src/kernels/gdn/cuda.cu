@@ -1,5 +1,6 @@
 /* The gated delta rule on CUDA: memory and launches. */
 #include "kernels/gdn/cuda_backward.cuh"
+#include "kernels/gdn/cuda_fast.h"
 #include "kernels/gdn/gdn.h"
 
 struct gdn_room { /* bytes */
@@ -39,6 +40,7 @@ static int64_t gdn_segment(const gdn_args *a)
 
 static void gdn_sizes(const gdn_args *a, size_t element, kernel_sizes *sizes)
 {
+    if (element == sizeof(bf16) && gdn_fast_fits(a)) return gdn_fast_sizes(a, sizes);
     gdn_room all = gdn_bytes(a, kernel_blocks(a->length, TILE), element),
              some = gdn_bytes(a, gdn_segment(a), element);
     size_t forward = gdn_notes(some) + some.carry;
@@ -122,6 +124,7 @@ template <typename T> static void gdn_forward(const kernel_run *run, const gdn_a
                     dim3(STEP_COLUMNS * STEP_WARPS), 0, (cudaStream_t)run->stream, p, (T *)a->o, in, out);
         return;
     }
+    if (sizeof(T) == sizeof(bf16) && gdn_fast_fits(a)) return gdn_fast_forward(run, a);
     gdn_room room = gdn_bytes(a, segment, sizeof(T));
     for (int64_t done = 0;; done += segment) {
         bool last = done + segment >= chunks;
@@ -150,6 +153,7 @@ template <typename T> static void gdn_backward(const kernel_run *run, const gdn_
     unsigned chunks = (unsigned)(a->batch * a->heads * p.chunks),
              values = (unsigned)kernel_blocks(a->dim_v, TILE), keys = (unsigned)kernel_blocks(a->dim_k, TILE);
     if (chunks == 0) return;
+    if (sizeof(T) == sizeof(bf16) && gdn_fast_fits(a)) return gdn_fast_backward(run, a);
     gdn_room room = gdn_bytes(a, p.chunks, sizeof(T));
     char *notes = (char *)a->saved, *memory = (char *)run->scratch;
     gdn_layout(p, room, &notes);
