@@ -12,7 +12,7 @@ thread_local emulator_thread *emulator_self;
 namespace
 {
 
-enum { STACK_BYTES = 256 * 1024, BARRIERS = 16, EXCHANGE = 64 };
+enum { STACK_BYTES = 256 * 1024, BARRIERS = 16 };
 
 struct barrier {
     int arrived;
@@ -29,7 +29,6 @@ struct pending_copy {
 struct thread {
     emulator_thread visible;
     fiber own;
-    bool done;
     unsigned turn; /* which of the two exchange areas is next */
     std::vector<pending_copy> copies;
     int group;
@@ -38,7 +37,7 @@ struct thread {
 struct warp {
     unsigned arrived, live;
     uint64_t generation;
-    unsigned char area[2][32 * EXCHANGE];
+    alignas(64) unsigned char area[2][32 * EMULATOR_EXCHANGE];
 };
 
 struct bulk_piece {
@@ -54,15 +53,26 @@ struct bulk_barrier { /* of one announcement a phase */
     std::vector<bulk_piece> copies;
 };
 
+/* What a thread waits for: that a counter is no longer what it was. nullptr: nothing. */
+struct expectation {
+    const uint64_t *counter;
+    uint64_t was;
+};
+const uint64_t never = 0; /* for threads that have ended */
+
 struct machine {
     std::map<const uint64_t *, bulk_barrier> bulk;
+    uint64_t bulk_events;
     std::vector<thread> threads;
+    std::vector<expectation> waiting;
     std::vector<warp> warps;
     barrier barriers[BARRIERS];
     std::vector<unsigned char> shared;
-    fiber scheduler;
-    int running, live;
-    uint64_t progress;
+    std::vector<int> order; /* in which threads take turns */
+    size_t place;           /* in it, of the running thread */
+    int live;
+    fiber launcher;
+    fiber *left; /* last: the one that handed over to the running fiber */
     const std::function<void()> *body;
 };
 
@@ -70,13 +80,49 @@ thread_local std::unique_ptr<machine> current;
 
 thread &self()
 {
-    return current->threads[(size_t)current->running];
+    return current->threads[(size_t)current->order[current->place]];
 }
 
-void yield()
+[[noreturn]] void stuck(const machine *m)
+{
+    fprintf(stderr,
+            "emulator: deadlock, %d of %zu threads wait: a barrier or warp instruction that not all reach\n",
+            m->live, m->threads.size());
+    abort();
+}
+
+void hand_over(machine *m, fiber *from, fiber *to)
+{
+    m->left = from;
+    fiber_switch(from, to);
+}
+
+/* Continues the next thread in the order that waits for nothing. */
+void next_thread(machine *m, fiber *from)
+{
+    for (size_t i = 1; i <= m->order.size(); i++) {
+        size_t place = m->place + i < m->order.size() ? m->place + i : m->place + i - m->order.size();
+        int index = m->order[place];
+        const expectation &e = m->waiting[(size_t)index];
+        if (e.counter && *e.counter == e.was) continue;
+        thread &next = m->threads[(size_t)index];
+        m->place = place;
+        emulator_self = &next.visible;
+        if (&next.own != from) hand_over(m, from, &next.own);
+        return;
+    }
+    stuck(m);
+}
+
+/* Until the counter changes. */
+void wait_for(const uint64_t *counter)
 {
     machine *m = current.get();
-    fiber_switch(&self().own, &m->scheduler);
+    thread &t = self();
+    expectation &e = m->waiting[(size_t)m->order[m->place]];
+    e = {counter, *counter};
+    next_thread(m, &t.own);
+    e.counter = nullptr;
 }
 
 void land_copies(thread &t, int most)
@@ -95,34 +141,29 @@ void land_copies(thread &t, int most)
     t.copies.swap(rest);
 }
 
-void entry(void *)
-{
-    machine *m = current.get();
-    fiber_entered(&m->scheduler);
-    (*m->body)();
-    thread &t = self();
-    t.group++;
-    land_copies(t, 0);
-    t.done = true;
-    m->live--;
-    m->warps[(size_t)t.visible.warp].live &= ~(1u << t.visible.lane);
-    m->progress++;
-    yield();
-}
-
 /* A thread that has ended no longer takes part in the block's barrier. */
 void release_block_barrier(machine *m)
 {
     barrier &b = m->barriers[0];
-    if (b.arrived && b.arrived >= m->live) b.arrived = 0, b.generation++, m->progress++;
+    if (b.arrived && b.arrived >= m->live) b.arrived = 0, b.generation++;
 }
 
-[[noreturn]] void stuck(const machine *m, dim3 block)
+void entry(void *)
 {
-    fprintf(stderr,
-            "emulator: deadlock, %d of %u threads wait: a barrier or warp instruction that not all reach\n",
-            m->live, block.x * block.y * block.z);
-    abort();
+    machine *m = current.get();
+    fiber_entered(m->left);
+    (*m->body)();
+    thread &t = self();
+    t.group++;
+    land_copies(t, 0);
+    m->waiting[(size_t)m->order[m->place]] = {&never, never};
+    m->live--;
+    m->warps[(size_t)t.visible.warp].live &= ~(1u << t.visible.lane);
+    release_block_barrier(m);
+    if (m->live > 0)
+        next_thread(m, &t.own);
+    else
+        hand_over(m, &t.own, &m->launcher);
 }
 
 [[noreturn]] void bulk_misuse(const char *what)
@@ -154,7 +195,7 @@ std::vector<int> running_order(int count)
     return order;
 }
 
-void run_block(machine *m, dim3 grid, dim3 block, uint3 at, const std::vector<int> &order)
+void run_block(machine *m, dim3 grid, dim3 block, uint3 at)
 {
     int count = (int)(block.x * block.y * block.z);
     for (barrier &b : m->barriers) b.arrived = 0;
@@ -172,22 +213,14 @@ void run_block(machine *m, dim3 grid, dim3 block, uint3 at, const std::vector<in
                      i % 32,
                      i / 32,
                      false};
-        t.done = false, t.turn = 0, t.group = 0;
+        t.turn = 0, t.group = 0;
         t.copies.clear();
         m->warps[(size_t)(i / 32)].live |= 1u << i % 32;
+        m->waiting[(size_t)i] = {nullptr, 0};
         fiber_prepare(&t.own, entry, nullptr);
     }
-    while (m->live > 0) {
-        uint64_t before = m->progress;
-        for (int i : order) {
-            if (m->threads[(size_t)i].done) continue;
-            m->running = i;
-            emulator_self = &m->threads[(size_t)i].visible;
-            fiber_switch(&m->scheduler, &m->threads[(size_t)i].own);
-            release_block_barrier(m);
-        }
-        if (m->progress == before && m->live > 0) stuck(m, block);
-    }
+    m->place = m->order.size() - 1;
+    next_thread(m, &m->launcher);
     for (const auto &b : m->bulk)
         if (!b.second.copies.empty()) bulk_misuse("a block ends with copies under way");
 }
@@ -212,6 +245,8 @@ void run_grid(dim3 grid, dim3 block, size_t shared_bytes, const std::function<vo
     current.reset(new machine());
     machine *m = current.get();
     m->threads.resize((size_t)count);
+    m->waiting.resize((size_t)count);
+    m->order = running_order(count);
     m->warps.resize((size_t)(count + 31) / 32);
     m->shared.resize(shared_bytes + 256);
     m->body = &body;
@@ -220,10 +255,9 @@ void run_grid(dim3 grid, dim3 block, size_t shared_bytes, const std::function<vo
     for (int i = 0; i < count; i++) {
         m->threads[(size_t)i].own = {nullptr, pool.stacks[(size_t)i], STACK_BYTES};
     }
-    std::vector<int> order = running_order(count);
     for (unsigned z = 0; z < grid.z; z++)
         for (unsigned y = 0; y < grid.y; y++)
-            for (unsigned x = 0; x < grid.x; x++) run_block(m, grid, block, {x, y, z}, order);
+            for (unsigned x = 0; x < grid.x; x++) run_block(m, grid, block, {x, y, z});
     emulator_self = nullptr;
     current.reset();
 }
@@ -254,13 +288,15 @@ void emulator_barrier(int id, int threads)
 {
     machine *m = current.get();
     barrier &b = m->barriers[id];
-    uint64_t mine = b.generation;
     b.arrived++;
-    if (b.arrived >= (id == 0 ? m->live : threads)) b.arrived = 0, b.generation++, m->progress++;
-    while (b.generation == mine) yield();
+    if (b.arrived >= (id == 0 ? m->live : threads))
+        b.arrived = 0, b.generation++;
+    else
+        wait_for(&b.generation);
 }
 
-void emulator_warp_barrier(unsigned mask)
+/* The last of the lanes to arrive calls complete(area) before any goes on. */
+static void meet_warp(unsigned mask, void (*complete)(unsigned char *area), unsigned char *area)
 {
     machine *m = current.get();
     warp &w = m->warps[(size_t)emulator_self->warp];
@@ -269,19 +305,28 @@ void emulator_warp_barrier(unsigned mask)
                 emulator_self->lane);
         abort();
     }
-    uint64_t mine = w.generation;
     w.arrived |= 1u << emulator_self->lane;
-    if ((w.arrived & mask & w.live) == (mask & w.live)) w.arrived = 0, w.generation++, m->progress++;
-    while (w.generation == mine) yield();
+    if ((w.arrived & mask & w.live) != (mask & w.live)) {
+        wait_for(&w.generation);
+        return;
+    }
+    if (complete) complete(area);
+    w.arrived = 0, w.generation++;
 }
 
-const unsigned char *emulator_exchange(unsigned mask, const void *mine, size_t bytes)
+void emulator_warp_barrier(unsigned mask)
+{
+    meet_warp(mask, nullptr, nullptr);
+}
+
+const unsigned char *emulator_exchange(unsigned mask, const void *mine, size_t bytes,
+                                       void (*complete)(unsigned char *area))
 {
     warp &w = current->warps[(size_t)emulator_self->warp];
     thread &t = self();
     unsigned char *area = w.area[t.turn++ % 2];
-    memcpy(area + EXCHANGE * emulator_self->lane, mine, bytes);
-    emulator_warp_barrier(mask);
+    memcpy(area + EMULATOR_EXCHANGE * emulator_self->lane, mine, bytes);
+    meet_warp(mask, complete, area);
     return area;
 }
 
@@ -314,7 +359,7 @@ void bulk_announce(uint64_t *barrier, uint32_t bytes)
     bulk_barrier &b = bulk_at(barrier);
     if (b.announced) bulk_misuse("two announcements in one phase");
     b.announced = true, b.missing = bytes;
-    current->progress++;
+    current->bulk_events++;
 }
 
 void bulk_copy(void *shared, const void *global, uint32_t bytes, uint64_t *barrier)
@@ -326,7 +371,7 @@ void bulk_copy(void *shared, const void *global, uint32_t bytes, uint64_t *barri
     memset(shared, 0xff, bytes);
     b.copies.push_back({shared, global, bytes});
     b.missing -= bytes;
-    current->progress++;
+    current->bulk_events++;
 }
 
 void bulk_wait(uint64_t *barrier, int parity)
@@ -334,11 +379,11 @@ void bulk_wait(uint64_t *barrier, int parity)
     while ((int)(bulk_at(barrier).phase % 2) == parity) {
         bulk_barrier &b = bulk_at(barrier);
         if (!b.announced || b.missing > 0) {
-            yield();
+            wait_for(&current->bulk_events);
             continue;
         }
         for (const bulk_piece &c : b.copies) memcpy(c.to, c.from, c.bytes);
         b = {b.phase + 1, false, 0, {}};
-        current->progress++;
+        current->bulk_events++;
     }
 }

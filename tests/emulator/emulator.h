@@ -35,9 +35,11 @@ void emulator_run(dim3 grid, dim3 block, size_t shared_bytes, cudaStream_t strea
 void *emulator_dynamic_shared(void);
 void emulator_barrier(int id, int threads); /* id 0: the whole block */
 void emulator_warp_barrier(unsigned mask);
-/* All lanes of `mask` hand in `bytes` (at most 64) and see what the others handed in, 64 bytes apart by lane.
- */
-const unsigned char *emulator_exchange(unsigned mask, const void *mine, size_t bytes);
+/* All lanes of `mask` hand in `bytes` (at most EMULATOR_EXCHANGE) and see what the others handed in, so many
+ * bytes apart by lane. `complete` may work on it once, when all have. */
+enum { EMULATOR_EXCHANGE = 64 };
+const unsigned char *emulator_exchange(unsigned mask, const void *mine, size_t bytes,
+                                       void (*complete)(unsigned char *area) = nullptr);
 
 #define CUDA_DYNAMIC_SHARED(type, name) type *name = reinterpret_cast<type *>(emulator_dynamic_shared())
 
@@ -87,7 +89,7 @@ template <typename T> static inline T emulator_lane(unsigned mask, T x, int lane
 {
     const unsigned char *all = emulator_exchange(mask, &x, sizeof x);
     T r;
-    memcpy(&r, all + 64 * (lane >= 0 && lane < 32 ? lane : otherwise), sizeof r);
+    memcpy(&r, all + EMULATOR_EXCHANGE * (lane >= 0 && lane < 32 ? lane : otherwise), sizeof r);
     return r;
 }
 template <typename T> static inline T __shfl_sync(unsigned mask, T x, int lane, int width = 32)
@@ -117,7 +119,7 @@ static inline unsigned __ballot_sync(unsigned mask, int yes)
     unsigned r = 0;
     for (int i = 0; i < 32; i++) {
         int his;
-        memcpy(&his, all + 64 * i, sizeof his);
+        memcpy(&his, all + EMULATOR_EXCHANGE * i, sizeof his);
         if ((mask >> i & 1) && his) r |= 1u << i;
     }
     return r;
@@ -234,6 +236,13 @@ template <typename T> static inline void __stcg(T *p, T x)
 #define __logf logf
 #define __sinf sinf
 #define __cosf cosf
+/* The product is exact in double: but for a sum that lies within 2^-29 of the middle of two floats this is
+ * fmaf, which is a call of the library without -mfma. */
+static inline float emulator_fmaf(float a, float b, float c)
+{
+    return (float)((double)a * (double)b + (double)c);
+}
+#define fmaf emulator_fmaf
 static inline float exp2_fast(float x)
 {
     return x < -126.0f ? 0.0f : exp2f(x);

@@ -21,68 +21,98 @@ static float half_of(uint32_t pair, int high)
     return __uint_as_float(high ? pair & 0xffff0000u : pair << 16);
 }
 
+/* What one lane hands in, and gets back: d is overwritten. */
 struct operands {
     uint32_t a[4], b[2];
+    float d[4];
 };
 
-static operands operands_of(const unsigned char *all, int lane)
+/* d += a b for a warp: lane l holds rows l/4 and l/4 + 8, columns 2 (l%4) and one more of d [16, 8]. */
+template <int K> static void product(unsigned char *area, const float (&a)[16][K], const float (&b)[K][8])
 {
-    operands x;
-    memcpy(&x, all + 64 * lane, sizeof x);
-    return x;
+    for (int row = 0; row < 16; row++) {
+        float sum[8];
+        for (int j = 0; j < 8; j += 2)
+            memcpy(sum + j, ((operands *)(area + EMULATOR_EXCHANGE * (row % 8 * 4 + j / 2)))->d + row / 8 * 2,
+                   8);
+        for (int k = 0; k < K; k++)
+            for (int j = 0; j < 8; j++) sum[j] += a[row][k] * b[k][j];
+        for (int j = 0; j < 8; j += 2)
+            memcpy(((operands *)(area + EMULATOR_EXCHANGE * (row % 8 * 4 + j / 2)))->d + row / 8 * 2, sum + j,
+                   8);
+    }
 }
 
-static const unsigned char *hand_in(const uint32_t a[4], const uint32_t b[2])
+static void product_bf16(unsigned char *area)
 {
-    operands mine = {{a[0], a[1], a[2], a[3]}, {b[0], b[1]}};
-    return emulator_exchange(0xffffffffu, &mine, sizeof mine);
+    float a[16][16], b[16][8];
+    for (int lane = 0; lane < 32; lane++) {
+        const operands *x = (const operands *)(area + EMULATOR_EXCHANGE * lane);
+        for (int i = 0; i < 8; i++)
+            a[lane / 4 + i / 2 % 2 * 8][lane % 4 * 2 + i / 4 * 8 + i % 2] = half_of(x->a[i / 2], i % 2);
+        for (int i = 0; i < 4; i++)
+            b[lane % 4 * 2 + i / 2 * 8 + i % 2][lane / 4] = half_of(x->b[i / 2], i % 2);
+    }
+    product(area, a, b);
 }
 
-/* This lane's d: rows lane/4 and lane/4 + 8, columns 2 (lane%4) and one more. */
+static void product_tf32(unsigned char *area)
+{
+    const uint32_t kept = 0xffffe000u; /* the hardware ignores the lower bits */
+    float a[16][8], b[8][8];
+    for (int lane = 0; lane < 32; lane++) {
+        const operands *x = (const operands *)(area + EMULATOR_EXCHANGE * lane);
+        for (int i = 0; i < 4; i++)
+            a[lane / 4 + i % 2 * 8][lane % 4 + i / 2 * 4] = __uint_as_float(x->a[i] & kept);
+        for (int i = 0; i < 2; i++) b[lane % 4 + i * 4][lane / 4] = __uint_as_float(x->b[i] & kept);
+    }
+    product(area, a, b);
+}
+
+static void multiply(float d[4], const uint32_t a[4], const uint32_t b[2], void (*product)(unsigned char *))
+{
+    operands mine = {{a[0], a[1], a[2], a[3]}, {b[0], b[1]}, {d[0], d[1], d[2], d[3]}};
+    const unsigned char *all = emulator_exchange(0xffffffffu, &mine, sizeof mine, product);
+    memcpy(d, ((const operands *)(all + EMULATOR_EXCHANGE * emulator_self->lane))->d, sizeof mine.d);
+}
+
 void mma_bf16(float d[4], const uint32_t a[4], const uint32_t b[2])
 {
-    const unsigned char *all = hand_in(a, b);
-    int group = emulator_self->lane / 4, place = emulator_self->lane % 4;
-    for (int k = 0; k < 16; k++) {
-        int upper = k / 8, pair = k % 8 / 2, high = k % 2;
-        operands row = operands_of(all, group * 4 + pair);
-        for (int i = 0; i < 4; i++) {
-            int column = 2 * place + i % 2;
-            operands his = operands_of(all, column * 4 + pair);
-            d[i] += half_of(row.a[i / 2 + 2 * upper], high) * half_of(his.b[upper], high);
-        }
-    }
+    multiply(d, a, b, product_bf16);
 }
 
 void mma_tf32(float d[4], const uint32_t a[4], const uint32_t b[2])
 {
-    const unsigned char *all = hand_in(a, b);
-    int group = emulator_self->lane / 4, place = emulator_self->lane % 4;
-    const uint32_t kept = 0xffffe000u; /* the hardware ignores the lower bits */
-    for (int k = 0; k < 8; k++) {
-        int upper = k / 4, lane = k % 4;
-        operands row = operands_of(all, group * 4 + lane);
-        for (int i = 0; i < 4; i++) {
-            operands his = operands_of(all, (2 * place + i % 2) * 4 + lane);
-            d[i] += __uint_as_float(row.a[i / 2 + 2 * upper] & kept) * __uint_as_float(his.b[upper] & kept);
+    multiply(d, a, b, product_tf32);
+}
+
+struct matrix_load {
+    const uint16_t *row; /* lane 8 m + y: row y of matrix m */
+    int matrices;
+    bool transposed;
+    uint32_t r[4];
+};
+
+static void load_matrices(unsigned char *area)
+{
+    auto of = [&](int lane) { return (matrix_load *)(area + EMULATOR_EXCHANGE * lane); };
+    for (int lane = 0; lane < 32; lane++)
+        for (int m = 0; m < of(0)->matrices; m++) {
+            uint32_t pair[2];
+            for (int i = 0; i < 2; i++) {
+                int y = lane / 4, x = lane % 4 * 2 + i;
+                if (of(0)->transposed) std::swap(x, y);
+                pair[i] = of(8 * m + y)->row[x];
+            }
+            of(lane)->r[m] = pair[0] | pair[1] << 16;
         }
-    }
 }
 
 void emulator_ldmatrix(uint32_t *r, const void *row, int matrices, bool transposed)
 {
     if ((uintptr_t)row % 16) abort(); /* rows are 16 bytes, aligned */
-    const unsigned char *all = emulator_exchange(0xffffffffu, &row, sizeof row);
-    int lane = emulator_self->lane;
-    for (int m = 0; m < matrices; m++) {
-        uint16_t pair[2];
-        for (int i = 0; i < 2; i++) {
-            int y = transposed ? lane % 4 * 2 + i : lane / 4, x = transposed ? lane / 4 : lane % 4 * 2 + i;
-            const uint16_t *from;
-            memcpy(&from, all + 64 * (8 * m + y), sizeof from);
-            pair[i] = from[x];
-        }
-        r[m] = pair[0] | (uint32_t)pair[1] << 16;
-    }
-    emulator_warp_barrier(0xffffffffu); /* nobody overwrites what another still reads */
+    matrix_load mine = {(const uint16_t *)row, matrices, transposed, {}};
+    const unsigned char *all = emulator_exchange(0xffffffffu, &mine, sizeof mine, load_matrices);
+    memcpy(r, ((const matrix_load *)(all + EMULATOR_EXCHANGE * emulator_self->lane))->r,
+           (size_t)matrices * sizeof *r);
 }

@@ -198,14 +198,55 @@ void op_run_prepare(op_run *r)
     }
 }
 
+/* Devices of a GPU are kept from run to run: to make one takes long, and in a scratch memory with what others
+ * left there nobody can rely on finding zeros. */
+typedef struct kept_device {
+    device *dev;
+    const device_ops *ops;
+    int busy;
+} kept_device;
+enum { KEPT_MOST = 8 };
+static kept_device kept[KEPT_MOST];
+
+static kept_device *keep_device(const device_options *options)
+{
+    for (kept_device *k = kept; k < kept + KEPT_MOST; k++) {
+        if (k->busy || (k->dev && k->dev->dtype != options->dtype)) continue;
+        if (!k->dev) {
+            assert_ok(device_create(&k->dev, options));
+            k->ops = k->dev->ops;
+        }
+        k->busy = 1;
+        return k;
+    }
+    fail_msg("more than %d devices at once", KEPT_MOST);
+    return NULL;
+}
+
+static void release_device(device *dev)
+{
+    kept_device *k = kept;
+    while (k < kept + KEPT_MOST && k->dev != dev) k++;
+    if (k < kept + KEPT_MOST)
+        k->busy = 0;
+    else
+        device_destroy(&dev);
+}
+
 static void choose_table(op_run *r, blurry_dtype dtype, int isa, int threads)
 {
     device_options options = {.kind = isa == OP_CUDA ? DEVICE_CUDA : DEVICE_CPU,
                               .dtype = dtype,
                               .threads = threads,
                               .reference = isa < 0};
-    assert_ok(device_create(&r->dev, &options));
-    op_count_calls(r->dev, isa == OP_CUDA ? r->dev->ops : device_cpu_table(dtype, isa), isa);
+    if (isa == OP_CUDA) {
+        const kept_device *k = keep_device(&options);
+        r->dev = k->dev;
+        op_count_calls(r->dev, k->ops, isa);
+    } else {
+        assert_ok(device_create(&r->dev, &options));
+        op_count_calls(r->dev, device_cpu_table(dtype, isa), isa);
+    }
 }
 
 op_run op_run_start_rounded(const op_case *c, blurry_dtype dtype, int isa, int threads, int rounded)
@@ -244,7 +285,7 @@ void op_run_finish(op_run *r)
         check_guard(c, c->tensor[i].name, r->d[i], r->d_bytes[i]);
         test_device_free(r->dev, (char *)r->d[i] - GUARD);
     }
-    device_destroy(&r->dev);
+    release_device(r->dev);
 }
 
 void op_run_forward(op_run *r, int64_t first, int64_t count, int carry, int keep)
