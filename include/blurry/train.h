@@ -67,7 +67,7 @@ typedef struct blurry_trainer blurry_trainer;
 
 typedef struct blurry_step {
     int64_t step;   /* steps done, this one included */
-    int64_t tokens; /* input tokens of this step */
+    int64_t tokens; /* of this step's samples, padding not counted */
     double loss, lr, grad_norm;
 } blurry_step;
 

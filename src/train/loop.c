@@ -106,10 +106,10 @@ static blurry_status evaluate(run *r)
 static void measure_speed(run *r)
 {
     double seconds = run_now() - r->window_start;
-    r->window_tokens += r->last.tokens;
-    r->tokens_per_second = (double)r->window_tokens / (seconds > 1e-9 ? seconds : 1e-9);
+    int64_t tokens = r->trainer->tokens - r->window_tokens;
+    r->tokens_per_second = (double)tokens / (seconds > 1e-9 ? seconds : 1e-9);
     if (seconds < 2) return;
-    r->window_tokens = 0;
+    r->window_tokens = r->trainer->tokens;
     r->window_start = run_now();
 }
 

@@ -26,6 +26,7 @@ struct recorded {
     void *scratch;      /* the device's when the graph was recorded: the graph knows this address */
     int64_t labels;     /* rows of the loss, those without a label included */
     int64_t real;       /* labels of the latest step */
+    int64_t tokens;     /* of the latest step's samples */
     int warm;           /* whether a step has run */
     double *log_weight; /* mqar: in device memory; NULL: batches come from the host */
     mqar_ahead *ahead;
@@ -85,6 +86,7 @@ static blurry_status open_batches(blurry_trainer *t)
     const double *log_weight = task_mqar_weights(t->task, &places);
     r->labels = t->part_size * t->info.max_labels;
     r->real = r->labels;
+    r->tokens = t->part_size * t->model->net.length;
     if (log_weight && places > 0 && places <= MQAR_PLACES_MOST && device_makes_mqar(t->model->dev))
         return open_mqar(t, log_weight, places);
     STATUS_TRY(memory_alloc(&memory, (size_t)r->labels, sizeof *r->rows, "labelled rows"));
@@ -112,8 +114,9 @@ static blurry_status upload_batch(blurry_trainer *t)
         r->targets[i] = i < p->row_count ? p->labels[i] : -1;
     }
     r->real = p->row_count;
-    size_t tokens = (size_t)(t->part_size * net->length);
-    STATUS_TRY(device_upload(net->dev, net->ids, p->tokens, tokens * sizeof *net->ids));
+    r->tokens = trainer_count_tokens(p);
+    size_t places = (size_t)(t->part_size * net->length);
+    STATUS_TRY(device_upload(net->dev, net->ids, p->tokens, places * sizeof *net->ids));
     STATUS_TRY(device_upload(net->dev, net->rows, r->rows, (size_t)r->labels * sizeof *r->rows));
     return device_upload(net->dev, net->targets, r->targets, (size_t)r->labels * sizeof *r->targets);
 }
@@ -216,6 +219,7 @@ blurry_status recorded_step(blurry_trainer *t)
     if (!r->warm) STATUS_TRY(device_sync(dev));
     r->warm = 1;
     t->step++;
+    t->tokens += r->tokens;
     return BLURRY_OK;
 }
 
@@ -235,7 +239,7 @@ blurry_status recorded_read(blurry_trainer *t, blurry_step *report, int *bad)
         return BLURRY_OK;
     }
     *report = (blurry_step){.step = t->step,
-                            .tokens = t->part_size * t->model->net.length,
+                            .tokens = r->tokens,
                             .loss = -now.network.log_prob_sum / (double)r->real,
                             .lr = a->lr,
                             .grad_norm = now.optimiser.norm};

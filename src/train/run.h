@@ -16,7 +16,7 @@ typedef struct run {
     int64_t saved_step, first_step;
     double started, window_start; /* seconds; the window measures tokens per second */
     double told;                  /* when the latest step was reported */
-    int64_t window_tokens;
+    int64_t window_tokens;        /* the trainer's when it began */
     double tokens_per_second;
     blurry_step last;
 } run;

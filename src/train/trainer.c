@@ -137,6 +137,13 @@ static int64_t place_of_part(const blurry_trainer *t, int64_t first_place, int64
     return first_place + (part * blurry_ranks_size() + blurry_ranks_rank()) * t->part_size;
 }
 
+int64_t trainer_count_tokens(const blurry_samples *samples)
+{
+    int64_t tokens = 0;
+    for (int64_t i = 0; i < samples->count; i++) tokens += samples->lengths[i];
+    return tokens;
+}
+
 /* The samples of the coming step, and how many labels and tokens those of all ranks have together. */
 static blurry_status draw_samples(blurry_trainer *t, int64_t first_place, int64_t *labels, int64_t *tokens)
 {
@@ -148,7 +155,7 @@ static blurry_status draw_samples(blurry_trainer *t, int64_t first_place, int64_
                 order_sample(seed, t->info.samples[BLURRY_TRAIN], place_of_part(t, first_place, part) + i);
         STATUS_TRY(blurry_task_fill(t->task, BLURRY_TRAIN, t->indices, t->part_size, 0, t->parts[part]));
         *labels += t->parts[part]->row_count;
-        *tokens += t->parts[part]->count * t->parts[part]->length;
+        *tokens += trainer_count_tokens(t->parts[part]);
     }
     int64_t totals[] = {*labels, *tokens};
     ranks_sum_i64(totals, 2);
@@ -195,6 +202,7 @@ static blurry_status plain_step(blurry_trainer *t, blurry_step *report)
     double lr = schedule_rate(&t->schedule, t->step);
     STATUS_TRY(optimiser_apply(&t->optimiser, t->step + 1, lr));
     t->step++;
+    t->tokens += tokens;
     if (report)
         *report = (blurry_step){
             .step = t->step, .tokens = tokens, .loss = loss / (double)labels, .lr = lr, .grad_norm = norm};

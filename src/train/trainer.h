@@ -38,6 +38,7 @@ struct blurry_trainer {
     int64_t part_count, part_size; /* of this rank */
     int64_t *indices;              /* [part_size] */
     int64_t step;                  /* steps done */
+    int64_t tokens;                /* of the samples of all steps since the trainer was made */
     collective *collective;        /* several ranks: NCCL between their GPUs, or NULL */
     void *exchange;                /* several ranks: gradients in host memory on their way, or NULL */
     struct recorded *recorded;     /* steps as a graph (recorded.h), or NULL */
@@ -50,6 +51,8 @@ blurry_status trainer_resolve(const blurry_settings *settings, const blurry_task
 /* Optimiser steps of a run with these settings. Refuses what no run can have: a batch that cannot be split, a
  * task without samples, too many steps, a warm-up longer than the run. */
 blurry_status trainer_steps(const struct settings *s, const blurry_task_info *info, int64_t *steps);
+/* Tokens of the samples of the latest fill, padding not counted. */
+int64_t trainer_count_tokens(const blurry_samples *samples);
 /* Whether every step waits for its results; else only those that are asked to report. */
 int trainer_waits(const blurry_trainer *t);
 /* A model for these resolved settings with memory for `batch` sequences. */

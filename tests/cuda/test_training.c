@@ -131,9 +131,11 @@ static void padded_batches_are_the_cpus(void **state)
     trace(options, "device=cuda", TRACE, gpu);
     for (int i = 0; i < TRACE; i++)
         if (!(fabs(gpu[i].loss - cpu[i].loss) < 1e-5 * cpu[i].loss) ||
-            !(fabs(gpu[i].grad_norm - cpu[i].grad_norm) < 1e-4 * cpu[i].grad_norm))
-            fail_msg("step %d: loss %.8g on the GPU, %.8g on the CPU; norms %.6g, %.6g", i + 1, gpu[i].loss,
-                     cpu[i].loss, gpu[i].grad_norm, cpu[i].grad_norm);
+            !(fabs(gpu[i].grad_norm - cpu[i].grad_norm) < 1e-4 * cpu[i].grad_norm) ||
+            gpu[i].tokens != cpu[i].tokens)
+            fail_msg("step %d: loss %.8g on the GPU, %.8g on the CPU; norms %.6g, %.6g; tokens %lld, %lld",
+                     i + 1, gpu[i].loss, cpu[i].loss, gpu[i].grad_norm, cpu[i].grad_norm,
+                     (long long)gpu[i].tokens, (long long)cpu[i].tokens);
 }
 
 /* bf16 follows, at its own accuracy. */

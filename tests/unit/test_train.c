@@ -77,6 +77,7 @@ static void accumulation_equals_one_batch(void **state)
             assert_ok(blurry_trainer_step(parts, &b));
             assert_true(fabs(a.loss - b.loss) < 1e-12 &&
                         fabs(a.grad_norm - b.grad_norm) < 1e-12 * a.grad_norm);
+            assert_int_equal(a.tokens, b.tokens);
         }
         assert_true(largest_difference(whole, parts) <
                     1e-9); /* AdamW's first steps magnify rounding of tiny gradients */
@@ -88,6 +89,28 @@ static void accumulation_equals_one_batch(void **state)
     assert_fails(blurry_trainer_create(settings, &none), BLURRY_E_INVALID, "accumulate is 3");
     assert_null(none);
     blurry_settings_destroy(&settings);
+}
+
+/* Samples of regbench differ in length, those of a batch are padded. */
+static void padding_is_not_counted(void **state)
+{
+    (void)state;
+    blurry_trainer *t = make_trainer("task: regbench\nautomata: 40\nval_samples: 5\ntest_samples: 5\n");
+    int64_t all = 0, padding = 0;
+    for (int i = 0; i < 3; i++) {
+        blurry_step step;
+        int64_t tokens = 0;
+        assert_ok(blurry_trainer_step(t, &step));
+        const blurry_samples *s = t->parts[0];
+        for (int64_t k = 0; k < s->count; k++) tokens += s->lengths[k];
+        assert_int_equal(step.tokens, tokens);
+        all += tokens, padding += s->count * s->length - tokens;
+        assert_ok(blurry_trainer_step(t, NULL)); /* counts as well */
+        for (int64_t k = 0; k < s->count; k++) all += s->lengths[k];
+        assert_int_equal(t->tokens, all);
+    }
+    assert_true(padding > 0);
+    blurry_trainer_destroy(&t);
 }
 
 static double moment_norm(const blurry_trainer *t)
@@ -375,6 +398,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(accumulation_equals_one_batch),
+        cmocka_unit_test(padding_is_not_counted),
         cmocka_unit_test(clipping_limits_the_norm),
         cmocka_unit_test(only_linear_maps_decay),
         cmocka_unit_test(a_bad_loss_stops_before_the_update),
