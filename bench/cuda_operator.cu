@@ -1,7 +1,8 @@
 /* Times the CUDA operator: forward, and forward with backward, each as a CUDA graph, medians after warm-up.
- *     cuda_operator [form=1|2] [queues=N] [part of a case's name ...]
+ *     cuda_operator [form=1|2] [queues=N] [period] [part of a case's name ...]
  * form: both passes in one or in two kernels where those cover the case; else as is estimated to be faster.
  * queues: forward with backward in so many streams at once, the time of each.
+ * period: with the period's gradient.
  * Results are checked by tests/cuda/test_operator.cu; here only that they are finite. */
 #include "kernels/blurry/cuda_fast.h"
 #include "kernels/cuda.h"
@@ -174,7 +175,7 @@ static void run_queues(const bench_case &c, int n)
     k->release(tables);
 }
 
-static void run(const bench_case &c)
+static void run(const bench_case &c, bool period)
 {
     shape_room room;
     bla_shape s = shape_of(c, &room);
@@ -204,12 +205,14 @@ static void run(const bench_case &c)
         b.n_sequences = c.B, b.stream = stream, b.workspace = workspace, b.saved = saved;
         b.q = f.q, b.k = f.k, b.v = f.v, b.d_o = tensor(c, 4);
         b.d_q = tensor(c, 0), b.d_k = tensor(c, 0), b.d_v = tensor(c, 0);
+        if (period) must(cudaMalloc((void **)&b.d_period, (size_t)c.H * sizeof(double)), "d_period");
         must(cudaDeviceSynchronize(), "fill");
         graph = record(stream, k, &s, tables, &f, &b);
         both = replay(graph, stream);
         good = good && finite(c, b.d_q) && finite(c, b.d_k) && finite(c, b.d_v);
         (void)cudaGraphExecDestroy(graph);
-        (void)cudaFree((void *)b.d_o), (void)cudaFree(b.d_q), (void)cudaFree(b.d_k), (void)cudaFree(b.d_v);
+        (void)cudaFree((void *)b.d_o), (void)cudaFree(b.d_q), (void)cudaFree(b.d_k), (void)cudaFree(b.d_v),
+            (void)cudaFree(b.d_period);
     }
     must(cudaGetLastError(), c.name);
     printf("%-32s decay=%d fwd %8.4f ms  fwd+bwd %8.4f ms  workspace %5.0f/%5.0f MB saved %5.0f MB%s\n",
@@ -262,11 +265,14 @@ int main(int count, char **arguments)
     };
     std::vector<const char *> names;
     int queues = 0;
+    bool period = false;
     for (int i = 1; i < count; i++) {
         if (!strncmp(arguments[i], "form=", 5))
             fast_wished_form = atoi(arguments[i] + 5);
         else if (!strncmp(arguments[i], "queues=", 7))
             queues = atoi(arguments[i] + 7);
+        else if (!strcmp(arguments[i], "period"))
+            period = true;
         else
             names.push_back(arguments[i]);
     }
@@ -276,7 +282,7 @@ int main(int count, char **arguments)
         if (wanted && queues > 0)
             run_queues(c, queues);
         else if (wanted)
-            run(c);
+            run(c, period);
     }
     return 0;
 }

@@ -1,6 +1,7 @@
 /* Blurry attention on CUDA: the table entry. Tables are built in prepare; a call is described once as a
  * bla_call and handed to the first of the tensor-core kernels, the float kernels and the plain kernels that
- * covers the shape. The plain ones cover all, and alone know the gradient of the period. */
+ * covers the shape. The tensor-core kernels do not know the gradient of the period; the plain ones cover
+ * all. */
 extern "C" {
 #include "base/dirichlet.h"
 #include "base/status.h"
@@ -18,7 +19,7 @@ struct bla_tables {
     int blocks;          /* blocks of the plain kernels at once */
     bla_period *periods; /* [Hkv] device memory, followed by the visible positions of each distinct period */
     fast_tables fast;
-    const chunk_kernels *chunk; /* NULL: the shape is not covered, or by fast */
+    const chunk_kernels *chunk; /* NULL: the shape is not covered */
 };
 
 /* ---- tables ---- */
@@ -58,7 +59,7 @@ static void fill_periods(const bla_shape *s, const double *list, const int64_t *
         p.T = s->period[h];
         p.visible = (const int64_t *)(at + head) + of_head[h] * s->S;
         p.all_visible = visible[(of_head[h] + 1) * s->S - 1];
-        p.loose = (int)of_head[h];            /* fast_prepare counts its own */
+        p.index = (int)of_head[h];
         p.raised = s->raised[h] || s->S == 1; /* one slot: phi is 1 whatever the period */
         periods[h] = p;
     }
@@ -120,7 +121,7 @@ template <bool is_bf16> static blurry_status prepare(const bla_shape *shape, voi
     t->blocks = direct_blocks();
     t->fast.multiprocessors = multiprocessors();
     t->fast.kernels = is_bf16 ? fast_find(shape) : NULL;
-    t->chunk = t->fast.kernels ? NULL : chunk_find(shape, is_bf16);
+    t->chunk = chunk_find(shape, is_bf16);
     blurry_status status = upload_periods(shape, t);
     if (status != BLURRY_OK) {
         release(t);
@@ -189,18 +190,29 @@ static size_t larger(size_t a, size_t b)
     return a > b ? a : b;
 }
 
+/* States of a window of the float kernels. Beside the tensor-core kernels they are there for the period's
+ * gradient only and take less memory. */
+static int64_t chunk_states(int processors, bool beside_fast)
+{
+    return (int64_t)processors * (beside_fast ? CHUNK_STATES / 2 : CHUNK_STATES);
+}
+
 template <bool is_bf16> static size_t forward_workspace(const bla_shape *s)
 {
-    size_t fast = is_bf16 ? fast_forward_workspace(s, multiprocessors()) : 0;
-    size_t chunk = fast ? 0 : chunk_forward_workspace(s, is_bf16, multiprocessors());
+    size_t fast = is_bf16 ? fast_forward_workspace(s, multiprocessors()) : 0, chunk = 0;
+    const chunk_kernels *k = fast ? NULL : chunk_find(s, is_bf16);
+    if (k) chunk = chunk_forward_workspace(k, s, chunk_states(multiprocessors(), false));
     return size_add(offsets_bytes(s),
                     larger(larger(fast, chunk), direct_forward_workspace(s, direct_blocks())));
 }
 
 template <bool is_bf16> static size_t backward_workspace(const bla_shape *s)
 {
-    size_t fast = is_bf16 ? fast_backward_workspace(s, multiprocessors()) : 0;
-    size_t chunk = fast ? 0 : chunk_backward_workspace(s, is_bf16, multiprocessors());
+    size_t fast = is_bf16 ? fast_backward_workspace(s, multiprocessors()) : 0, chunk = 0;
+    const chunk_kernels *k = chunk_find(s, is_bf16);
+    int64_t states = chunk_states(multiprocessors(), fast > 0);
+    if (k) chunk = chunk_backward_workspace(k, s, states, true);
+    if (k && !fast) chunk = larger(chunk, chunk_backward_workspace(k, s, states, false));
     return size_add(offsets_bytes(s),
                     larger(larger(fast, chunk), direct_backward_workspace(s, direct_blocks())));
 }
@@ -238,8 +250,8 @@ template <bool is_bf16> static void forward(const bla_shape *s, const void *tabl
     int64_t longest = longest_of(s, a->n_sequences, a->offsets);
     if (t->fast.kernels && blocks)
         fast_forward(&t->fast, s, &c, longest, a->saved, room, stream);
-    else if (t->chunk && blocks)
-        chunk_forward(t->chunk, s, &c, longest, t->fast.multiprocessors, room, stream);
+    else if (t->chunk && !t->fast.kernels && blocks)
+        chunk_forward(t->chunk, s, &c, longest, chunk_states(t->fast.multiprocessors, false), room, stream);
     else
         direct_forward(&c, is_bf16, t->blocks, room, stream);
 }
@@ -255,12 +267,14 @@ template <bool is_bf16> static void backward(const bla_shape *s, const void *tab
     c.positions = (const char *)a->positions, c.position_stride = a->position_stride;
     char *room = (char *)a->workspace + offsets_bytes(s);
     bool period = a->d_period || a->d_period_abs;
-    bool blocks = !period && aligned(c.q, c.k, c.v, c.d_o) && aligned(c.d_q, c.d_k, c.d_v, NULL);
+    bool blocks = aligned(c.q, c.k, c.v, c.d_o) && aligned(c.d_q, c.d_k, c.d_v, NULL);
     int64_t longest = longest_of(s, a->n_sequences, a->offsets);
-    if (t->fast.kernels && blocks)
+    if (t->fast.kernels && blocks && !period)
         fast_backward(&t->fast, s, &c, longest, a->saved, room, stream);
-    else if (t->chunk && blocks)
-        chunk_backward(t->chunk, s, &c, longest, t->fast.multiprocessors, room, stream);
+    else if (t->chunk && blocks && (period || !t->fast.kernels))
+        chunk_backward(t->chunk, s, &c, longest,
+                       chunk_states(t->fast.multiprocessors, t->fast.kernels != NULL), a->d_period,
+                       a->d_period_abs, room, stream);
     else
         direct_backward(&c, is_bf16, t->blocks, s->tokens, a->d_period, a->d_period_abs, room, stream);
 }

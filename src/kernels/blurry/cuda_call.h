@@ -14,6 +14,7 @@ struct bla_period {
     const char *entries;    /* [rows] chunk tables, entry_stride bytes apart (cuda_entry.cuh) */
     int64_t entry_stride;
     int loose; /* where it is not tabulated: its index among such periods */
+    int index; /* among the distinct periods */
     int raised;
 };
 

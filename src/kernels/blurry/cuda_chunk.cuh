@@ -4,8 +4,8 @@
  * decay P = phi. With decay W[t,u,j] = c_t[j] P[u,j], P = phi / c, with c the running product of the gates
  * from 2^60 on, and what the slots before the chunk keep is c_t[j] 2^-60: one factor for both, since states
  * are kept times 2^-60. A gate of 0 (a token on the slot's centre) is raised to 2^-24, less than float
- * rounds. Where c would leave the range of float the plain kernels do the work (chunk_find). Internal to
- * kernels/blurry/cuda_chunk*. */
+ * rounds. Where c would leave the range of float the plain kernels do the work (chunk_find). Where the
+ * period's gradient is wanted, d phi / d T / c [64, SP] follows. Internal to kernels/blurry/cuda_chunk*. */
 #ifndef BLURRY_KERNELS_BLURRY_CUDA_CHUNK_CUH
 #define BLURRY_KERNELS_BLURRY_CUDA_CHUNK_CUH
 #include "kernels/blurry/cuda_chunk_product.cuh"
@@ -14,9 +14,15 @@
 #define CHUNK_UNIT       0x1p-60f
 #define CHUNK_GATE_LEAST 0x1p-24f
 
-static inline __host__ __device__ int64_t chunk_entry_floats(int SP, int decay)
+static inline __host__ __device__ int64_t chunk_entry_floats(int SP, int decay, bool period)
 {
-    return (int64_t)CHUNK_TOKENS * SP * (decay ? 2 : 1);
+    return (int64_t)CHUNK_TOKENS * SP * ((decay ? 2 : 1) + (period ? 1 : 0));
+}
+
+/* Rows dX and p of one query head, times c. */
+static inline __host__ __device__ int64_t chunk_rows_floats(int SP)
+{
+    return 2 * (int64_t)CHUNK_TOKENS * SP;
 }
 
 /* The entry of a chunk of the window. */
@@ -24,8 +30,8 @@ static __device__ inline const float *chunk_entry(const bla_call &c, const chunk
                                                   int64_t chunk, int SP)
 {
     int64_t sequence = c.positions ? x.b - r.sequence0 : 0;
-    int64_t at = (sequence * r.periods + c.periods[x.h].loose) * r.span + chunk - r.chunk0;
-    return r.entries + at * chunk_entry_floats(SP, c.decay);
+    int64_t at = (sequence * r.periods + c.periods[x.h].index) * r.span + chunk - r.chunk0;
+    return r.entries + at * chunk_entry_floats(SP, c.decay, r.rows != NULL);
 }
 
 /* Index of a chunk's state. Of all: floor(first / 64) + b chunks of every head lie before sequence b. */
@@ -43,6 +49,7 @@ struct chunk_place {
     int n;                /* tokens */
     const float *P, *c;
     float *state, *pull;
+    float *rows; /* where the period's gradient is wanted */
 };
 
 /* Block `block` of as many as the window has chunks; false where the sequence has ended. */
@@ -60,6 +67,7 @@ static __device__ inline bool chunk_place_of(const bla_call &c, const chunk_run 
     p->c = p->P + CHUNK_TOKENS * SP;
     p->state = r.states + chunk_index(c, r, p->chain, p->chunk, r.every) * (2 * SP * D);
     p->pull = r.pulls + chunk_index(c, r, p->chain, p->chunk, false) * (2 * SP * D);
+    p->rows = r.rows ? r.rows + block * c.group * chunk_rows_floats(SP) : NULL;
     return true;
 }
 
@@ -91,6 +99,14 @@ static __device__ inline product_matrix<float> chunk_slots(const float *state, i
 template <int SP> static __device__ inline product_matrix<float> chunk_table(const chunk_place &p, int from)
 {
     product_matrix<float> m = {p.P + from, SP, CHUNK_TOKENS, SP - from};
+    return m;
+}
+
+/* The noted rows of a head of the group: dX (side 0) or p. */
+template <int SP>
+static __device__ inline product_matrix<float> chunk_noted(const chunk_place &p, int head, int side)
+{
+    product_matrix<float> m = {p.rows + (2 * head + side) * (CHUNK_TOKENS * SP), SP, CHUNK_TOKENS, SP};
     return m;
 }
 

@@ -2,6 +2,7 @@
 #ifndef BLURRY_KERNELS_BLURRY_CUDA_CHUNK_BACKWARD_CUH
 #define BLURRY_KERNELS_BLURRY_CUDA_CHUNK_BACKWARD_CUH
 #include "kernels/blurry/cuda_chunk_forward.cuh"
+#include "kernels/blurry/cuda_chunk_period.cuh"
 
 /* Gradient of the logits, p (d_p - <p, d_p>) scale, from y = d_p and the probabilities in the tile `weights`;
  * times c into the tile `rows`, and the probabilities times c in place. Threads touch their own elements of
@@ -31,6 +32,19 @@ static __device__ inline void chunk_d_logits(float (&y)[4][M], float *weights, f
         for (int j = 0; j < M; j += 4) product_put(mine + product_column<M>(j), w + j, 4);
     }
     product_to_tile<false>(rows, product_ld(16 * M), y);
+}
+
+/* Notes the rows for the period's gradient: dX in x, p in its tile, both times c. Threads have the elements
+ * they wrote. */
+template <int SP>
+static __device__ inline void chunk_note(const float (&x)[4][SP / 16], const float *weights, int head,
+                                         const chunk_place &p)
+{
+    product_store(chunk_noted<SP>(p, head, 0), x, false);
+    float w[4][SP / 16];
+#pragma unroll
+    for (int i = 0; i < 4; i++) product_row(w[i], weights + (threadIdx.x / 16 * 4 + i) * product_ld(SP));
+    product_store(chunk_noted<SP>(p, head, 1), w, false);
 }
 
 /* What one side's rows (dX or p, times c) give: d_tokens = inner^T left, pull = rows^T left. `add`: to what
@@ -81,6 +95,7 @@ static __global__ void __launch_bounds__(CHUNK_THREADS, chunk_blocks(chunk_form<
         chunk_against<D, SP>(x, rows, inner, chunk_tokens<E>(c, p, c.k, c.v, 1),
                              chunk_slots<D, SP>(p.state, 1, 0), p, slabs);
         chunk_d_logits(x, weights, rows, c, p);
+        if (p.rows) chunk_note<SP>(x, weights, i, p);
         chunk_onto<SP>(inner, rows, p, slabs);
         float d_q[4][D / 16];
         product_zero(d_q);
@@ -135,17 +150,24 @@ static void chunk_launch(const bla_call *call, const chunk_run *run, chunk_pass 
         cuda_launch(chunk_through_kernel<D, SP, E>, dim3((unsigned)(chunks * 2)), dim3(CHUNK_THREADS),
                     F::THROUGH, stream, *call, *run);
         break;
+    case CHUNK_PERIOD:
+        cuda_launch(chunk_period_kernel<D, SP, E>,
+                    dim3((unsigned)(chunks * (SP / chunk_period_form<D>::SLOTS))), dim3(CHUNK_THREADS),
+                    chunk_period_form<D>::BYTES, stream, *call, *run);
+        break;
     }
 }
 
 template <int D> static const chunk_kernels *chunk_kernels_of(int slots, bool is_bf16)
 {
-    static const chunk_kernels all[] = {{D, 64, chunk_launch<D, 64, float>},
-                                        {D, 128, chunk_launch<D, 128, float>},
-                                        {D, 256, chunk_launch<D, 256, float>},
-                                        {D, 256, chunk_launch<D, 256, bf16>}};
-    if (is_bf16) return slots == 256 ? &all[3] : NULL;
-    return slots == 64 ? &all[0] : slots == 128 ? &all[1] : slots == 256 ? &all[2] : NULL;
+    enum { PERIOD = chunk_period_form<D>::SLOTS };
+    static const chunk_kernels all[2][3] = {{{D, 64, PERIOD, chunk_launch<D, 64, float>},
+                                             {D, 128, PERIOD, chunk_launch<D, 128, float>},
+                                             {D, 256, PERIOD, chunk_launch<D, 256, float>}},
+                                            {{D, 64, PERIOD, chunk_launch<D, 64, bf16>},
+                                             {D, 128, PERIOD, chunk_launch<D, 128, bf16>},
+                                             {D, 256, PERIOD, chunk_launch<D, 256, bf16>}}};
+    return &all[is_bf16][slots == 64 ? 0 : slots == 128 ? 1 : 2];
 }
 
 #endif

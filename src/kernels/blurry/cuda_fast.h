@@ -95,7 +95,8 @@ struct fast_tables {
 };
 
 /* The least log2 of a running product of gates, none below least_gate, over 64 tokens, for the slot at 0 and
- * any phase. Slots differ by their phase only. */
+ * any phase. Slots differ by their phase only. A bound from below where one is known: learned periods ask in
+ * every step. */
 double fast_gates_range(int64_t S, double T, double least_gate);
 
 /* How tests and measurements want both passes to be made: 0: as is fastest, 1: in one pass, 2: in two
