@@ -16,7 +16,7 @@ const chunk_kernels *chunk_find(const bla_shape *s, bool is_bf16)
     if (s->H > 1 << 16) return NULL; /* 64 tokens within the range of int */
     for (int64_t h = 0; s->decay && h < s->Hkv; h++) {
         bool same = h > 0 && s->period[h] == s->period[h - 1];
-        if (!same && fast_gates_range(s->S, s->period[h], CHUNK_GATE_LEAST) < -108) return NULL;
+        if (!same && fast_gates_range(s->S, s->period[h], CHUNK_GATE_LEAST) < -122) return NULL;
     }
     int slots = s->S <= 64 ? 64 : s->S <= 128 ? 128 : 256;
     return widest <= 32   ? chunk_kernels_32(slots, is_bf16)

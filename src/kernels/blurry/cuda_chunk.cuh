@@ -3,7 +3,7 @@
  * Tables of a chunk (what depends on positions only), float: P [64, SP] and, with decay, c [64, SP]. Without
  * decay P = phi. With decay W[t,u,j] = c_t[j] P[u,j], P = phi / c, with c the running product of the gates
  * from 2^60 on, and what the slots before the chunk keep is c_t[j] 2^-60: one factor for both, since states
- * are kept times 2^-60. A gate of 0 (a token on the slot's centre) is raised to 2^-24, less than float
+ * are kept times 2^-60. A gate of 0 (a token on the slot's centre) is raised to 2^-30, less than float
  * rounds. Where c would leave the range of float the plain kernels do the work (chunk_find). Where the
  * period's gradient is wanted, d phi / d T / c [64, SP] follows. Internal to kernels/blurry/cuda_chunk*. */
 #ifndef BLURRY_KERNELS_BLURRY_CUDA_CHUNK_CUH
@@ -12,7 +12,7 @@
 
 #define CHUNK_START      0x1p60f
 #define CHUNK_UNIT       0x1p-60f
-#define CHUNK_GATE_LEAST 0x1p-24f
+#define CHUNK_GATE_LEAST 0x1p-30f
 
 static inline __host__ __device__ int64_t chunk_entry_floats(int SP, int decay, bool period)
 {

@@ -1,5 +1,6 @@
 /* The float kernels' face towards cuda.cu: chunks of 64 tokens in plain fp32 arithmetic, for float tensors
- * and for bf16 ones with more slots than the tensor-core kernels take.
+ * and for bf16 ones with more slots than the tensor-core kernels take, or backwards with the gradient of the
+ * period, which those do not know.
  *
  * No kernel walks along a sequence but one that only adds. Per window (some sequences, some consecutive
  * chunks, so that memory does not grow with the length): what each chunk adds to the slots, all chunks at

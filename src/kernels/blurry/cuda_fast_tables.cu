@@ -12,8 +12,8 @@ enum { ENTRIES_BYTES_MOST = 256 << 20 };
 
 double fast_gates_range(int64_t S, double T, double least_gate)
 {
-    const double never_below = -98; /* found over such S and T */
-    if (S >= 17 && T <= 16 * (double)S && least_gate >= 0x1p-24) return never_below;
+    if (S >= 17 && T <= 16 * (double)S && least_gate >= 0x1p-30) /* the least found over such S and T */
+        return least_gate >= 0x1p-16 ? -80 : -122;
     double least = 0;
     const double pi = 3.14159265358979323846;
     for (int phase = 0; phase < 16; phase++) {
