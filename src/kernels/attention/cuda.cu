@@ -33,14 +33,29 @@ static void attention_sizes(const attention_args *a, kernel_sizes *sizes)
     sizes->scratch = kernel_round64(delta > partial ? delta : partial);
 }
 
+/* Groups of threads that share the tiles of keys of a block (or of queries, backward): two where one would
+ * leave a multiprocessor with too few warps. */
+template <typename T, int KB, bool CACHED> static constexpr int attention_groups()
+{
+    return sizeof(T) == 2 && !CACHED && KB == 2 ? 2 : 1;
+}
+
+/* Two groups: the heads first. */
+static dim3 attention_grid(int groups, int64_t tiles, int64_t heads, int64_t values)
+{
+    return groups == 1 ? dim3((unsigned)tiles, (unsigned)heads, (unsigned)values)
+                       : dim3((unsigned)heads, (unsigned)tiles, (unsigned)values);
+}
+
 template <typename T, int KB, int VB, bool CACHED>
 static void run_forward(const kernel_run *run, const attention_args *a)
 {
+    constexpr int GROUPS = attention_groups<T, KB, CACHED>();
     int tiles =
         (KB ? KB : 1) + (sizeof(T) == 4) + ((KB ? KB : 1) + VB) * (sizeof(T) == 2 && !CACHED && KB ? 2 : 1);
-    dim3 grid((unsigned)kernel_blocks(a->length, TILE), (unsigned)(a->batch * a->heads),
-              (unsigned)kernel_blocks(a->dim_v, VB * TILE));
-    cuda_launch(attention_forward_kernel<T, KB, VB, CACHED>, grid, dim3(TILE_THREADS),
+    dim3 grid = attention_grid(GROUPS, kernel_blocks(a->length, TILE), a->batch * a->heads,
+                               kernel_blocks(a->dim_v, VB * TILE));
+    cuda_launch(attention_forward_kernel<T, KB, VB, CACHED, GROUPS>, grid, dim3(TILE_THREADS, GROUPS),
                 (size_t)tiles * tile_of<T>::SIZE * sizeof(T), (cudaStream_t)run->stream,
                 attention_view_of<T>(a), (T *)a->o, (float *)a->lse);
 }
@@ -106,15 +121,16 @@ template <typename T, int KB, int VB> static void run_backward(const kernel_run 
 {
     attention_view<T> v = attention_view_of<T>(a);
     const float *delta = (const float *)run->scratch, *lse = (const float *)a->lse;
-    int tiles = (KB + VB) * (sizeof(T) == 2 ? 3 : 2) + (sizeof(T) == 4);
+    constexpr int GROUPS = attention_groups<T, KB, false>();
+    int tiles = (KB + VB) * (sizeof(T) == 2 ? 1 + 2 * GROUPS : 2) + (sizeof(T) == 4);
     size_t shared = (size_t)tiles * tile_of<T>::SIZE * sizeof(T);
-    unsigned rows = (unsigned)kernel_blocks(a->length, TILE);
-    cuda_launch(attention_backward_kernel<T, KB, VB, true>, dim3(rows, (unsigned)(a->batch * a->heads_kv)),
-                dim3(TILE_THREADS), shared, (cudaStream_t)run->stream, v, lse, delta, (T *)a->d_k,
-                (T *)a->d_v);
-    cuda_launch(attention_backward_kernel<T, KB, VB, false>, dim3(rows, (unsigned)(a->batch * a->heads)),
-                dim3(TILE_THREADS), shared, (cudaStream_t)run->stream, v, lse, delta, (T *)a->d_q,
-                (T *)nullptr);
+    int64_t rows = kernel_blocks(a->length, TILE);
+    cuda_launch(attention_backward_kernel<T, KB, VB, true, GROUPS>,
+                attention_grid(GROUPS, rows, a->batch * a->heads_kv, 1), dim3(TILE_THREADS, GROUPS), shared,
+                (cudaStream_t)run->stream, v, lse, delta, (T *)a->d_k, (T *)a->d_v);
+    cuda_launch(attention_backward_kernel<T, KB, VB, false, GROUPS>,
+                attention_grid(GROUPS, rows, a->batch * a->heads, 1), dim3(TILE_THREADS, GROUPS), shared,
+                (cudaStream_t)run->stream, v, lse, delta, (T *)a->d_q, (T *)nullptr);
 }
 
 template <typename T> static void run_backward_wide(const kernel_run *run, const attention_args *a)

@@ -92,29 +92,65 @@ static __device__ inline void attention_notes(float *by, float *delta_here, cons
         delta_here[i] = there ? delta[at] : 0;
 }
 
-/* Grid: tiles of rows, batch * (KEYS: key heads, else query heads). */
-template <typename T, int KB, int VB, bool KEYS>
-__global__ void __launch_bounds__(TILE_THREADS)
+/* Adds this thread's place of the strips that the other of two groups hands over, and hands over its own
+ * others: the first group ends up with d_first, the second with d_v (or nothing). */
+template <int KB, int VB, bool KEYS>
+static __device__ inline void attention_exchange(strip *first, strip *d_values, float *room)
+{
+    auto hand = [&](const strip *x, int count, float *to) {
+        for (int k = 0; k < count; k++)
+#pragma unroll
+            for (int i = 0; i < 32; i++) to[(32 * k + i) * TILE_THREADS + threadIdx.x] = x[k].x[i / 4][i % 4];
+    };
+    auto take = [&](strip *x, int count, const float *from) {
+        for (int k = 0; k < count; k++)
+#pragma unroll
+            for (int i = 0; i < 32; i++)
+                x[k].x[i / 4][i % 4] += from[(32 * k + i) * TILE_THREADS + threadIdx.x];
+    };
+    float *other = room + 32 * KB * TILE_THREADS;
+    __syncthreads();
+    if (threadIdx.y == 1)
+        hand(first, KB, room);
+    else if (KEYS)
+        hand(d_values, VB, other);
+    __syncthreads();
+    if (threadIdx.y == 0)
+        take(first, KB, room);
+    else if (KEYS)
+        take(d_values, VB, other);
+}
+
+/* GROUPS of 128 threads take the tiles of the other side by turns. Grid: tiles of rows, batch * (KEYS: key
+ * heads, else query heads); with two groups the other way round, so that the longest of all heads come
+ * first. */
+template <typename T, int KB, int VB, bool KEYS, int GROUPS>
+__global__ void __launch_bounds__(TILE_THREADS *GROUPS)
     attention_backward_kernel(attention_view<T> a, const float *lse, const float *delta, T *d_first, T *d_v)
 {
     const int SIZE = tile_of<T>::SIZE, BLOCKS = KB + VB;
     const bool AHEAD = sizeof(T) == 2;
     CUDA_DYNAMIC_SHARED(T, left);
-    T *room = left + BLOCKS * SIZE, *stage = room + (AHEAD ? 0 : SIZE);
-    __shared__ float by[2][TILE], along[2][TILE];
-    int64_t r0 =
-        (KEYS ? (int64_t)blockIdx.x : gridDim.x - 1 - (int64_t)blockIdx.x) * TILE; /* longest first */
-    int64_t of = KEYS ? a.heads_kv : a.heads, b = blockIdx.y / of, own = blockIdx.y % of;
+    int lot = GROUPS == 1 ? 0 : (int)threadIdx.y;
+    T *room = left + BLOCKS * SIZE, *stage = room + (AHEAD ? 0 : SIZE) + lot * 2 * BLOCKS * SIZE;
+    __shared__ float notes[GROUPS][2][2][TILE];
+    float(*by)[TILE] = notes[lot][0], (*along)[TILE] = notes[lot][1];
+    int64_t tile = GROUPS == 1 ? blockIdx.x : blockIdx.y, tiles_all = GROUPS == 1 ? gridDim.x : gridDim.y;
+    int64_t chain = GROUPS == 1 ? blockIdx.y : blockIdx.x;
+    int64_t r0 = (KEYS ? tile : tiles_all - 1 - tile) * TILE; /* longest first */
+    int64_t of = KEYS ? a.heads_kv : a.heads, b = chain / of, own = chain % of;
     int64_t group = a.heads / a.heads_kv, L = a.length;
     attention_reach reach = attention_meets<T, KEYS>(a, r0);
     int64_t tiles = (reach.end - reach.begin + TILE - 1) / TILE, turns = tiles * (KEYS ? group : 1);
     auto load_left = [&](int64_t h) {
 #pragma unroll
         for (int k = 0; k < KB; k++)
-            attention_rows(left + k * SIZE, KEYS ? a.k : a.q, b, L, of, h, a.K, k * TILE, r0);
+            if (k % GROUPS == lot)
+                attention_rows(left + k * SIZE, KEYS ? a.k : a.q, b, L, of, h, a.K, k * TILE, r0);
 #pragma unroll
         for (int v = 0; v < VB; v++)
-            attention_rows(left + (KB + v) * SIZE, KEYS ? a.v : a.d_o, b, L, of, h, a.V, v * TILE, r0);
+            if (v % GROUPS == lot)
+                attention_rows(left + (KB + v) * SIZE, KEYS ? a.v : a.d_o, b, L, of, h, a.V, v * TILE, r0);
     };
     auto load = [&](int64_t turn, int at) {
         int64_t c0 = reach.begin + turn % tiles * TILE, heads = KEYS ? a.heads : a.heads_kv;
@@ -136,15 +172,20 @@ __global__ void __launch_bounds__(TILE_THREADS)
     for (int v = 0; v < VB; v++) strip_zero(d_values[v]);
     load_left(own);
     if (!KEYS) attention_notes(by[0], along[0], a, lse, delta, b, own, r0);
-    if (turns > 0) load(0, 0);
-    for (int64_t turn = 0; turn < turns; turn++) {
-        int at = AHEAD ? (int)(turn & 1) : 0;
-        if (AHEAD && turn + 1 < turns) {
-            load(turn + 1, at ^ 1);
+    if (lot < turns) load(lot, 0);
+    if (GROUPS > 1) {
+        copy_async_commit(); /* a group may have no tiles */
+        copy_async_wait<0>();
+        __syncthreads(); /* the rows came from all */
+    }
+    for (int64_t turn = lot; turn < turns; turn += GROUPS) {
+        int at = AHEAD ? (int)(turn / GROUPS & 1) : 0;
+        if (AHEAD && turn + GROUPS < turns) {
+            load(turn + GROUPS, at ^ 1);
             copy_async_wait<1>();
         } else
             copy_async_wait<0>();
-        __syncthreads();
+        attention_meet<GROUPS>();
         T *right = stage + at * BLOCKS * SIZE;
         strip scores, d_weights;
         strip_zero(scores);
@@ -166,17 +207,18 @@ __global__ void __launch_bounds__(TILE_THREADS)
 #pragma unroll
         for (int k = 0; k < KB; k++)
             strip_product<false>(first[k], d_weights, right + k * SIZE, room, 0, TILE, (int)(a.K - k * TILE));
-        __syncthreads();
+        attention_meet<GROUPS>();
         if (!AHEAD && turn + 1 < turns) load(turn + 1, 0);
     }
+    if (GROUPS > 1) attention_exchange<KB, VB, KEYS>(first, d_values, reinterpret_cast<float *>(left));
     int rows = (int)min(L - r0, (int64_t)TILE);
     int64_t to = (b * L + r0) * of + own;
 #pragma unroll
-    for (int k = 0; k < KB; k++)
+    for (int k = 0; k < (lot == 0 ? KB : 0); k++)
         strip_to_memory(first[k], d_first + to * a.K + k * TILE, of * a.K, rows,
                         (int)min(a.K - k * TILE, (int64_t)TILE), 1);
 #pragma unroll
-    for (int v = 0; v < (KEYS ? VB : 0); v++)
+    for (int v = 0; v < (KEYS && lot == GROUPS - 1 ? VB : 0); v++)
         strip_to_memory(d_values[v], d_v + to * a.V + v * TILE, of * a.V, rows,
                         (int)min(a.V - v * TILE, (int64_t)TILE), 1);
 }

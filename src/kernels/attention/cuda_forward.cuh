@@ -147,18 +147,70 @@ static __device__ inline void attention_finish(const attention_view<T> &a, strip
                         (int)min(a.V - value - v * TILE, (int64_t)TILE), 1);
 }
 
+/* A barrier among the 128 threads with the same threadIdx.y, which is their group. */
+template <int GROUPS> static __device__ inline void attention_meet(void)
+{
+    if constexpr (GROUPS == 1)
+        __syncthreads();
+    else
+        barrier_named(1 + (int)threadIdx.y, TILE_THREADS);
+}
+
+/* Two groups have gone over different keys for the same queries: the first takes up the second's sums,
+ * through shared memory that nobody uses any more. */
+template <int VB>
+static __device__ inline void attention_merge(strip *out, float most[2], float total[2], float scale,
+                                              float *room)
+{
+    float *mine = room + threadIdx.x;
+    __syncthreads();
+    if (threadIdx.y == 1) {
+#pragma unroll
+        for (int half = 0; half < 2; half++)
+            mine[2 * half * TILE_THREADS] = most[half], mine[(2 * half + 1) * TILE_THREADS] = total[half];
+#pragma unroll
+        for (int v = 0; v < VB; v++)
+#pragma unroll
+            for (int i = 0; i < 32; i++) mine[(4 + 32 * v + i) * TILE_THREADS] = out[v].x[i / 4][i % 4];
+    }
+    __syncthreads();
+    if (threadIdx.y == 1) return;
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        float other = mine[2 * half * TILE_THREADS], top = fmaxf(most[half], other);
+        float fade = most[half] == top ? 1 : exp2_fast((most[half] - top) * scale),
+              gain = other == top ? 1 : exp2_fast((other - top) * scale);
+        most[half] = top;
+        total[half] = total[half] * fade + mine[(2 * half + 1) * TILE_THREADS] * gain;
+#pragma unroll
+        for (int v = 0; v < VB; v++)
+#pragma unroll
+            for (int n = 0; n < 8; n++)
+#pragma unroll
+                for (int e = 2 * half; e < 2 * half + 2; e++)
+                    out[v].x[n][e] =
+                        out[v].x[n][e] * fade + mine[(4 + 32 * v + 4 * n + e) * TILE_THREADS] * gain;
+    }
+}
+
 /* KB, VB: blocks of 64 key and value channels a block holds; KB 0: any number of key channels, loaded anew
- * for every tile. Grid: query tiles, batch * heads, groups of VB * 64 value channels. */
-template <typename T, int KB, int VB, bool CACHED>
-__global__ void __launch_bounds__(TILE_THREADS)
+ * for every tile. GROUPS of 128 threads take the tiles of keys by turns. Grid: query tiles, batch * heads,
+ * groups of VB * 64 value channels; with two groups batch * heads, query tiles, so that the longest of all
+ * heads come first. */
+template <typename T, int KB, int VB, bool CACHED, int GROUPS>
+__global__ void __launch_bounds__(TILE_THREADS *GROUPS, GROUPS == 2 ? 2 : 1)
     attention_forward_kernel(attention_view<T> a, T *o, float *lse)
 {
     const int SIZE = tile_of<T>::SIZE, KT = KB ? KB : 1;
-    const bool AHEAD = sizeof(T) == 2 && !CACHED && KB > 0; /* the next tile loads while this one is used */
+    /* the next tile loads while this one is used, or while other groups work */
+    const bool AHEAD = sizeof(T) == 2 && !CACHED && KB > 0 && GROUPS == 1;
     CUDA_DYNAMIC_SHARED(T, tq);
-    T *room = tq + KT * SIZE, *stage = room + (sizeof(T) == 4 ? SIZE : 0);
-    int64_t tile = gridDim.x - 1 - blockIdx.x, t0 = tile * TILE; /* the longest first */
-    int64_t b = blockIdx.y / a.heads, h = blockIdx.y % a.heads, g = h / (a.heads / a.heads_kv);
+    int group = GROUPS == 1 ? 0 : (int)threadIdx.y;
+    T *room = tq + KT * SIZE, *stage = room + (sizeof(T) == 4 ? SIZE : 0) + group * (KT + VB) * SIZE;
+    int64_t tile =
+        GROUPS == 1 ? gridDim.x - 1 - blockIdx.x : gridDim.y - 1 - blockIdx.y; /* the longest first */
+    int64_t t0 = tile * TILE, chain = GROUPS == 1 ? blockIdx.y : blockIdx.x;
+    int64_t b = chain / a.heads, h = chain % a.heads, g = h / (a.heads / a.heads_kv);
     int64_t value = (int64_t)blockIdx.z * VB * TILE, seen = attention_before(a, b);
     int64_t oldest = CACHED ? max((int64_t)0, seen - a.capacity) : 0;
     int64_t count = min(a.length - t0, (int64_t)TILE), last = seen + t0 + count - 1;
@@ -179,13 +231,19 @@ __global__ void __launch_bounds__(TILE_THREADS)
                                         p0, seen, oldest);
         copy_async_commit();
     };
-    int64_t begin = attention_from(a, seen + t0, oldest) / TILE * TILE;
+    int64_t begin = attention_from(a, seen + t0, oldest) / TILE * TILE + group * TILE;
 #pragma unroll
     for (int k = 0; k < KB; k++)
-        tile_load_async(tq + k * SIZE, q + k * TILE, a.heads * a.K, (int)count,
-                        (int)min(a.K - k * TILE, (int64_t)TILE));
-    load(begin, stage);
-    for (int64_t p0 = begin, turn = 0; p0 <= last; p0 += TILE, turn ^= AHEAD) {
+        if (k % GROUPS == group)
+            tile_load_async(tq + k * SIZE, q + k * TILE, a.heads * a.K, (int)count,
+                            (int)min(a.K - k * TILE, (int64_t)TILE));
+    if (GROUPS == 1 || begin <= last) load(begin, stage);
+    if (GROUPS > 1) {
+        copy_async_commit(); /* a group may have no keys */
+        copy_async_wait<0>();
+        __syncthreads(); /* the queries came from all */
+    }
+    for (int64_t p0 = begin, turn = 0; p0 <= last; p0 += GROUPS * TILE, turn ^= AHEAD) {
         T *tk = stage + turn * (KT + VB) * SIZE, *tv = tk + KT * SIZE;
         strip scores;
         strip_zero(scores);
@@ -194,7 +252,7 @@ __global__ void __launch_bounds__(TILE_THREADS)
             copy_async_wait<1>();
         } else
             copy_async_wait<0>();
-        __syncthreads();
+        attention_meet<GROUPS>();
 #pragma unroll
         for (int k = 0; k < KB; k++)
             tile_product<false, true>(scores, tq + k * SIZE, tk + k * SIZE, 0, (int)(a.K - k * TILE));
@@ -215,10 +273,11 @@ __global__ void __launch_bounds__(TILE_THREADS)
         for (int v = 0; v < VB; v++)
             strip_product<false>(out[v], scores, tv + v * SIZE, room, 0, TILE,
                                  (int)min(a.V - value - v * TILE, (int64_t)TILE));
-        __syncthreads();
-        if (!AHEAD && p0 + TILE <= last) load(p0 + TILE, stage);
+        attention_meet<GROUPS>();
+        if (!AHEAD && p0 + GROUPS * TILE <= last) load(p0 + GROUPS * TILE, stage);
     }
-    attention_finish<T, VB>(a, out, most, total, scale, b, h, t0, value, o, lse);
+    if (GROUPS > 1) attention_merge<VB>(out, most, total, scale, reinterpret_cast<float *>(tq));
+    if (group == 0) attention_finish<T, VB>(a, out, most, total, scale, b, h, t0, value, o, lse);
 }
 
 /* Heads up to 64 wide in bf16, nothing carried: two tiles of queries share every tile of keys.
