@@ -3,6 +3,7 @@
  */
 #include "kernels/gemm/gemm.h"
 #include "kernels/gemm/cuda_skinny.h"
+#include "kernels/gemm/cuda_thin.h"
 #include "kernels/cuda.h"
 #include "kernels/cuda_blas.h"
 #include "kernels/cuda_side.h"
@@ -34,7 +35,7 @@ template <typename E> static void gemm(const kernel_run *run, const gemm_args *a
 /* y [maps, rows, out] = x W^T + bias + residual */
 template <typename E> static void linear_forward(const kernel_run *run, const linear_args *a)
 {
-    if (type_of<E>() == CUDA_BLAS_BF16 && skinny_forward(run, a)) return;
+    if (type_of<E>() == CUDA_BLAS_BF16 && (thin_forward(run, a) || skinny_forward(run, a))) return;
     cuda_blas_product p = {};
     p.m = a->rows, p.n = a->out, p.k = a->in;
     p.trans_b = 1;
@@ -88,7 +89,8 @@ template <typename E> static void bias_gradient(const kernel_run *run, const lin
 /* d_x [rows, in] (+)= the sum over the maps of d_y W */
 template <typename E> static void input_gradient(const kernel_run *run, const linear_args *a)
 {
-    if (type_of<E>() == CUDA_BLAS_BF16 && skinny_input_gradient(run, a)) return;
+    if (type_of<E>() == CUDA_BLAS_BF16 && (thin_input_gradient(run, a) || skinny_input_gradient(run, a)))
+        return;
     cuda_blas_product p = {};
     p.m = a->rows, p.n = a->in, p.k = a->out;
     p.alpha = 1;
@@ -107,7 +109,8 @@ template <typename E> static void input_gradient(const kernel_run *run, const li
  * us against 25). */
 template <typename E> static void weight_gradient(const kernel_run *run, const linear_args *a)
 {
-    if (type_of<E>() == CUDA_BLAS_BF16 && skinny_weight_gradient(run, a)) return;
+    if (type_of<E>() == CUDA_BLAS_BF16 && (thin_weight_gradient(run, a) || skinny_weight_gradient(run, a)))
+        return;
     cuda_blas_product p = {};
     p.m = a->out, p.n = a->in, p.k = a->rows;
     p.trans_a = 1;
