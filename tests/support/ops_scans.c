@@ -350,6 +350,7 @@ void ops_gdn(void **state)
     check_gdn(1, 70, 1, 8, 8, -60);
     check_gdn(2, 50, 2, 16, 24, -3);
     check_gdn(1, 90, 1, 40, 33, -8);
+    check_gdn(2, 67, 1, 40, 72, -0.3);
 }
 
 /* ---- diagonal state space ---- */

@@ -1,5 +1,6 @@
 /* Causal softmax attention on CUDA: which kernel for which shape. */
 #include "kernels/attention/cuda_backward.cuh"
+#include "kernels/attention/cuda_step.cuh"
 
 template <typename T> static attention_view<T> attention_view_of(const attention_args *a)
 {

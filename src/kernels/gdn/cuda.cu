@@ -1,6 +1,9 @@
 /* The gated delta rule on CUDA: memory and launches. */
 #include "kernels/gdn/cuda_backward.cuh"
 #include "kernels/gdn/cuda_fast.h"
+#include "kernels/gdn/cuda_forward.cuh"
+#include "kernels/gdn/cuda_scan_backward.cuh"
+#include "kernels/gdn/cuda_step.cuh"
 #include "kernels/gdn/gdn.h"
 
 struct gdn_room { /* bytes */

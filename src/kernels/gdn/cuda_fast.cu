@@ -1,6 +1,6 @@
 /* The gated delta rule in bf16 for heads up to 128 wide: memory and launches. */
 #include "kernels/gdn/cuda_fast.h"
-#include "kernels/gdn/cuda_fast_backward.cuh"
+#include "kernels/gdn/cuda_fast_keys.cuh"
 #include "kernels/gdn/cuda_fast_prepare.cuh"
 #include "kernels/gdn/cuda_fast_scan.cuh"
 

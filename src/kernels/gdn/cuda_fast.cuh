@@ -1,5 +1,5 @@
 /* What the tensor-core kernels of the gated delta rule share. Heads are padded to D = 64 or 128 channels,
- * chunks have 64 tokens (the formulas are in cuda_forward.cuh and cuda_backward.cuh). All that chunks can do
+ * chunks have 64 tokens (formulas: cuda_forward.cuh, cuda_backward.cuh). All that chunks can do
  * by themselves is done side by side; what runs along the chunks is two products and two barriers for each,
  * 32 value columns to a block. */
 #ifndef BLURRY_KERNELS_GDN_CUDA_FAST_CUH
