@@ -64,9 +64,10 @@ void mixer_layer_sizes(mixer_layer *layer, int keep, mixer_sizes *sizes)
     mixer_pass p = {.layer = layer, .B = layer->batch, .L = layer->length, .keep = keep};
     int64_t most = mixer_rows_most(p.B * p.L);
     type->sizes(&p, sizes);
-    if (!keep || !most) return;
+    if (!most || (!keep && layer->capacity)) return; /* what carries a state picks no rows */
     p.row_count = most;
     widen(type, &p, sizes);
+    if (!keep) return;
     p.row_count = 0, p.x_rows = most;
     if (type->folds) widen(type, &p, sizes);
 }

@@ -54,10 +54,14 @@ blurry_status model_check_batch(const blurry_model *model, const blurry_batch *b
 }
 
 /* ---- labels and predictions ---- */
-/* Rows from .. from+count-1 of the batch's list. */
+/* Rows from .. from+count-1 of the batch's list, and their labels. */
 static blurry_status upload_rows(network *net, const blurry_batch *b, int64_t from, int64_t count)
 {
-    STATUS_TRY(device_upload(net->dev, net->rows, b->rows + from, (size_t)count * sizeof *net->rows));
+    return device_upload(net->dev, net->rows, b->rows + from, (size_t)count * sizeof *net->rows);
+}
+
+static blurry_status upload_labels(network *net, const blurry_batch *b, int64_t from, int64_t count)
+{
     if (b->labels)
         return device_upload(net->dev, net->targets, b->labels + from, (size_t)count * sizeof *net->targets);
     int32_t *none = net->host; /* no label: predictions only */
@@ -65,9 +69,11 @@ static blurry_status upload_rows(network *net, const blurry_batch *b, int64_t fr
     return device_upload(net->dev, net->targets, none, (size_t)count * sizeof *none);
 }
 
-/* Where in their sequences the uploaded rows are, in pieces that fit the host's memory (see collect). */
+/* Where in their sequences the uploaded rows are, in pieces that fit the host's memory (see collect), where
+ * the device picks queries. */
 static blurry_status upload_positions(network *net, const blurry_batch *b)
 {
+    if (!device_blurry_rows(net->dev)) return BLURRY_OK;
     int64_t piece = net->block * net->model->vocab, *values = net->host;
     for (int64_t from = 0; from < b->row_count; from += piece) {
         int64_t n = b->row_count - from < piece ? b->row_count - from : piece;
@@ -91,6 +97,11 @@ static blurry_status upload_places(network *net, const blurry_batch *b)
     return BLURRY_OK;
 }
 
+int64_t network_wanted(const network *net, int64_t rows, int64_t labels)
+{
+    return net->picks && labels <= mixer_rows_most(rows) ? labels : 0;
+}
+
 static xent_args head_of(network *net, int64_t count, int64_t hidden_rows)
 {
     const blurry_model *model = net->model;
@@ -108,6 +119,14 @@ static xent_args head_of(network *net, int64_t count, int64_t hidden_rows)
                        .grad_scale = &net->scalars->scale,
                        .d_hidden = net->d_normed,
                        .d_weight = parameter_gradient(model, head)};
+}
+
+/* After a pass at labelled rows alone: hidden has these, here those from number `from` on. */
+static void pick_hidden(const network *net, xent_args *head, int64_t from)
+{
+    head->row = NULL;
+    head->n_hidden = head->labels;
+    head->hidden = (const char *)net->hidden + (size_t)(from * head->width) * net->dev->element;
 }
 
 static double host_value(const network *net, int64_t i)
@@ -171,11 +190,19 @@ blurry_status blurry_model_evaluate(blurry_model *model, const blurry_batch *bat
         with_logits || !batch->labels ? net->block : rows; /* what passes through host memory at once */
     out->loss = 0;
     STATUS_TRY(device_upload(net->dev, net->ids, batch->tokens, (size_t)rows * sizeof *net->ids));
-    STATUS_TRY(network_forward(net, &(network_pass){.B = batch->sequences, .L = batch->length}));
+    network_pass pass = {.B = batch->sequences, .L = batch->length};
+    pass.wanted = network_wanted(net, rows, batch->row_count);
+    if (pass.wanted) {
+        STATUS_TRY(upload_rows(net, batch, 0, pass.wanted));
+        STATUS_TRY(upload_positions(net, batch));
+    }
+    STATUS_TRY(network_forward(net, &pass));
     for (int64_t from = 0; from < batch->row_count; from += block) {
         int64_t count = batch->row_count - from < block ? batch->row_count - from : block;
-        STATUS_TRY(upload_rows(net, batch, from, count));
+        if (!pass.wanted) STATUS_TRY(upload_rows(net, batch, from, count));
+        STATUS_TRY(upload_labels(net, batch, from, count));
         xent_args head = head_of(net, count, rows);
+        if (pass.wanted) pick_hidden(net, &head, from);
         head.logits = with_logits ? net->logits : NULL;
         net->dev->ops->xent_forward(&net->dev->run, &head);
         STATUS_TRY(collect(net, from, count, out));
@@ -193,13 +220,14 @@ static blurry_status upload_scalars(network *net, double scale, uint64_t draw)
 static blurry_status queue_gradient(network *net, const network_batch *b)
 {
     device *dev = net->dev;
-    int64_t rows = b->B * b->L;
-    network_pass pass = {
-        .B = b->B, .L = b->L, .different = b->different, .dropout = net->model->settings.dropout};
-    if (net->picks && b->ascending && b->labels <= mixer_rows_most(rows)) pass.wanted = b->labels;
-    xent_args head = head_of(net, b->labels, pass.wanted ? pass.wanted : rows);
-    head.argmax = NULL;               /* nobody asks for predictions */
-    if (pass.wanted) head.row = NULL; /* hidden has the labelled rows alone */
+    network_pass pass = {.B = b->B,
+                         .L = b->L,
+                         .wanted = b->wanted,
+                         .different = b->different,
+                         .dropout = net->model->settings.dropout};
+    xent_args head = head_of(net, b->labels, b->B * b->L);
+    head.argmax = NULL; /* nobody asks for predictions */
+    if (pass.wanted) pick_hidden(net, &head, 0);
     STATUS_TRY(network_forward(net, &pass));
     dev->ops->xent_backward(&dev->run, &head);
     dev->ops->sum(device_side_run(dev),
@@ -234,13 +262,16 @@ blurry_status blurry_model_gradient(blurry_model *model, const blurry_batch *bat
     network *net = &model->net;
     int64_t rows = batch->sequences * batch->length;
     network_batch b = {.B = batch->sequences, .L = batch->length, .labels = batch->row_count};
-    b.ascending = net->picks && b.labels <= mixer_rows_most(rows);
+    b.wanted = network_wanted(net, rows, b.labels);
     out->loss = 0;
     if (!batch->row_count) return BLURRY_OK;
     STATUS_TRY(device_upload(net->dev, net->ids, batch->tokens, (size_t)rows * sizeof *net->ids));
     STATUS_TRY(upload_rows(net, batch, 0, batch->row_count));
-    if (b.ascending) STATUS_TRY(upload_places(net, batch));
-    if (b.ascending && device_blurry_rows(net->dev)) STATUS_TRY(upload_positions(net, batch));
+    STATUS_TRY(upload_labels(net, batch, 0, batch->row_count));
+    if (b.wanted) {
+        STATUS_TRY(upload_places(net, batch));
+        STATUS_TRY(upload_positions(net, batch));
+    }
     STATUS_TRY(upload_scalars(net, scale, draw));
     STATUS_TRY(network_fold(net, batch->tokens, rows, &b.different));
     model->gradient_used = 1;

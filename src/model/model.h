@@ -71,7 +71,7 @@ typedef struct network {
     int keep;       /* whether backward will follow */
     int keeps_more; /* whether what backward could make again is kept: on a GPU a launch costs more than
                        memory */
-    int picks;      /* whether passes may compute only the wanted rows of the last layer */
+    int picks;      /* whether passes may compute only the wanted rows of the last layer: network_wanted */
     int folds;   /* whether equal tokens may share the maps of the first layer: its input then depends on the
                     token alone */
     int carries; /* whether layers carry a state */
@@ -151,8 +151,9 @@ void network_configs_free(mixer_config *configs, int64_t layers);
 /* ---- block.c: passes over B sequences of L tokens, at most the network's ---- */
 typedef struct network_pass {
     int64_t B, L;
-    int64_t wanted;    /* rows of hidden that are wanted: net->rows[0 .. wanted-1], ascending, with row_place
-                          and row_position; hidden is [wanted, d] then. 0: all rows */
+    int64_t wanted; /* rows of hidden that are wanted: net->rows[0 .. wanted-1], ascending, none twice, with
+                       row_position where the device picks queries (device_blurry_rows) and, for backward,
+                       row_place; hidden is [wanted, d] then. 0: all rows */
     int64_t different; /* different tokens among ids, with token_first and so on; 0: not looked for */
     double dropout;    /* 0: none */
 } network_pass;
@@ -167,10 +168,12 @@ void network_backward(network *net, const network_pass *pass);
 /* A batch in device memory: ids, rows, targets (-1 is none) and what the fields ask for. */
 typedef struct network_batch {
     int64_t B, L, labels;
-    int ascending;     /* whether rows ascend, none standing there twice, with row_place and, for devices that
-                          pick queries (device_blurry_rows), row_position */
+    int64_t wanted;    /* labels where the pass computes their rows alone (network_pass), else 0 */
     int64_t different; /* different tokens among ids, with token_first and so on; 0: not looked for */
 } network_batch;
+/* The rule: how many rows a pass over `rows` rows is to single out whose labels are these many, at ascending
+ * rows; 0: it computes all. */
+int64_t network_wanted(const network *net, int64_t rows, int64_t labels);
 /* Queues forward, loss and backward. May be recorded. */
 blurry_status network_gradient(network *net, const network_batch *batch);
 /* ---- tokens.c ---- */

@@ -77,14 +77,14 @@ static void *take_statistics(network_plan *m, mixer_cursor *cursor, int64_t rows
 }
 
 /* One layer's saved tensors. Without `keep` every layer starts at the same place and the stream is updated in
- * place. */
+ * place, but not by the last mixer where it may be asked for some rows of it. */
 static void lay_layer(network_plan *m, int64_t index, int64_t rows, size_t *mixer_work)
 {
     network *net = m->net;
     network_layer *layer = &net->layers[index];
     int64_t d = net->model->width, F = net->model->hidden;
     int norms = net->keep, layernorm = net->model->settings.norm == SETTINGS_norm_layernorm;
-    int mlp = net->model->settings.mlp;
+    int mlp = net->model->settings.mlp, picks = net->picks && index == net->model->layers - 1;
     mixer_sizes need;
     mixer_layer_sizes(&layer->mixer, net->keep, &need);
     if (need.work > *mixer_work) *mixer_work = need.work;
@@ -94,7 +94,7 @@ static void lay_layer(network_plan *m, int64_t index, int64_t rows, size_t *mixe
     layer->rstd1 = norms ? take_statistics(m, &m->saved, rows, 1) : NULL;
     layer->mean1 = norms && layernorm ? take_statistics(m, &m->saved, rows, 1) : NULL;
     layer->normed1 = net->keeps_more ? take(m, &m->saved, rows, d) : NULL;
-    layer->middle = net->keep ? take(m, &m->saved, rows, d) : before;
+    layer->middle = net->keep || picks ? take(m, &m->saved, rows, d) : before;
     layer->output = layer->middle;
     if (mlp == SETTINGS_mlp_none) return;
     layer->rstd2 = norms ? take_statistics(m, &m->saved, rows, 1) : NULL;
@@ -249,16 +249,15 @@ blurry_status network_create(network *net, blurry_model *model, mixer_config *co
                      .capacity = capacity,
                      .keep = keep,
                      .keeps_more = keep && model->dev->kind == DEVICE_CUDA,
-                     .picks = keep,
+                     .picks = capacity == 0,
                      .carries = capacity > 0};
     if ((double)batch * (double)length * (double)(model->width + model->hidden + model->vocab) > 1e17)
         return status_fail(BLURRY_E_MEMORY, "batch %lld times length %lld does not fit in memory",
                            (long long)batch, (long long)length);
     STATUS_TRY(memory_alloc(&memory, (size_t)model->layers, sizeof *net->layers, "layers"));
     net->layers = memory;
-    net->folds = net->picks && model->dev->kind == DEVICE_CPU && model->layers > 1 &&
-                 configs[0].type->folds && model->places.position == MODEL_NONE &&
-                 model->settings.dropout == 0;
+    net->folds = keep && model->dev->kind == DEVICE_CPU && model->layers > 1 && configs[0].type->folds &&
+                 model->places.position == MODEL_NONE && model->settings.dropout == 0;
     blurry_status status = BLURRY_OK;
     for (int64_t i = 0; i < model->layers && status == BLURRY_OK; i++)
         status = prepare_layer(net, i, &configs[i]);

@@ -160,11 +160,10 @@ static blurry_status queue_work(blurry_trainer *t)
     network *net = &t->model->net;
     device_side_open(net->dev); /* for what mqar leaves to it; the network opens and closes it itself */
     if (r->log_weight) device_mqar(net->dev, &r->mqar);
-    /* Batches from the host are padded with rows that have no label. */
-    STATUS_TRY(network_gradient(net, &(network_batch){.B = t->part_size,
-                                                      .L = net->length,
-                                                      .labels = r->labels,
-                                                      .ascending = r->log_weight != NULL}));
+    network_batch batch = {.B = t->part_size, .L = net->length, .labels = r->labels};
+    /* Batches from the host are padded with rows that have no label and do not ascend. */
+    if (r->log_weight) batch.wanted = network_wanted(net, batch.B * batch.L, batch.labels);
+    STATUS_TRY(network_gradient(net, &batch));
     optimiser_queue_measure(&t->optimiser, &r->scalars->network.log_prob_sum);
     optimiser_queue_update(&t->optimiser, 1);
     return BLURRY_OK;

@@ -244,7 +244,7 @@ static void picked_rows_end_alike(void **state)
                                          "mixer=blurry modes=4 heads=2 precision=bf16"};
     for (size_t m = 0; m < sizeof models / sizeof models[0]; m++) {
         char options[512];
-        snprintf(options, sizeof options, "%s %s device=cuda", small_task, models[m]);
+        snprintf(options, sizeof options, "%s %s device=cuda eval_samples=5", small_task, models[m]);
         blurry_trainer *some = trainer_from(options), *all = trainer_from(options);
         int rough = strstr(models[m], "bf16") != NULL;
         blurry_step a, b;
@@ -258,6 +258,13 @@ static void picked_rows_end_alike(void **state)
                 fail_msg("%s, step %d: loss %.9g at picked rows, %.9g at all; norms %.7g, %.7g", models[m],
                          i + 1, a.loss, b.loss, a.grad_norm, b.grad_norm);
         }
+        blurry_metrics own, other;
+        assert_ok(blurry_trainer_evaluate(some, "val", &own));
+        assert_ok(blurry_trainer_evaluate(all, "val", &other));
+        if (!(fabs(own.loss - other.loss) <= (rough ? 1e-2 : 2e-5) * other.loss) ||
+            (!rough && own.exact_match != other.exact_match))
+            fail_msg("%s: evaluated loss %.9g at picked rows, %.9g at all; exact %g, %g", models[m], own.loss,
+                     other.loss, own.exact_match, other.exact_match);
         for (int64_t k = 0; k < all->model->parameter_count && !rough; k++) {
             double *x = parameter_values(some->model, k), *y = parameter_values(all->model, k);
             double error = relative_error(x, y, all->model->parameter[k].elements);

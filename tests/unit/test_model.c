@@ -140,6 +140,39 @@ static void wanted_rows_equal_all(void **state)
     assert_int_equal(folded, 2 * 4);
 }
 
+/* Evaluations as well, in models for training and others: those give the same bits. */
+static void evaluations_at_wanted_rows_equal_all(void **state)
+{
+    (void)state;
+    enum { V = 11 };
+    static float logits[3][512 * V];
+    static int32_t argmax[3][512];
+    for (int m = 0; m < MODELS; m++)
+        for (int kind = CASE_REF_F64; kind <= CASE_FAST_F64; kind++) {
+            blurry_outputs out[3];
+            model_batch b;
+            for (int i = 0; i < 3; i++) { /* all rows; wanted rows; wanted rows, not for training */
+                blurry_model *model = model_open((case_device)kind, models[m], i < 2);
+                model_stir(model, 5);
+                model_batch_draw(&b, model, 3, 12, 2);
+                assert_true(model->net.picks && b.batch.row_count <= mixer_rows_most(3 * 12));
+                if (i == 0) model->net.picks = 0;
+                model->net.block = 4; /* several blocks of rows */
+                out[i] = (blurry_outputs){.argmax = argmax[i], .logits = logits[i]};
+                assert_ok(blurry_model_evaluate(model, &b.batch, &out[i]));
+                assert_true(fabs(out[i].loss - loss_of(model, &b.batch)) <=
+                            1e-13 * out[i].loss); /* one block */
+                blurry_model_destroy(&model);
+            }
+            assert_true(fabs(out[1].loss - out[0].loss) <= 1e-13 * out[0].loss && out[2].loss == out[1].loss);
+            size_t rows = (size_t)b.batch.row_count;
+            for (size_t i = 0; i < rows * V; i++)
+                assert_true(fabs((double)(logits[1][i] - logits[0][i])) <= 1e-6);
+            for (int i = 0; i < 2; i++) assert_memory_equal(argmax[i], argmax[2], rows * sizeof *argmax[i]);
+            assert_memory_equal(logits[1], logits[2], rows * V * sizeof *logits[1]);
+        }
+}
+
 /* ---- devices ---- */
 static void fast_agrees_with_reference(void **state)
 {
@@ -332,10 +365,15 @@ static void dropout_gradient_is_slope(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(gradients_are_slopes),       cmocka_unit_test(wanted_rows_equal_all),
-        cmocka_unit_test(fast_agrees_with_reference), cmocka_unit_test(threads_change_nothing),
-        cmocka_unit_test(accumulation_is_a_sum),      cmocka_unit_test(outputs_agree),
-        cmocka_unit_test(dropout_depends_on_draw),    cmocka_unit_test(dropout_gradient_is_slope),
+        cmocka_unit_test(gradients_are_slopes),
+        cmocka_unit_test(wanted_rows_equal_all),
+        cmocka_unit_test(evaluations_at_wanted_rows_equal_all),
+        cmocka_unit_test(fast_agrees_with_reference),
+        cmocka_unit_test(threads_change_nothing),
+        cmocka_unit_test(accumulation_is_a_sum),
+        cmocka_unit_test(outputs_agree),
+        cmocka_unit_test(dropout_depends_on_draw),
+        cmocka_unit_test(dropout_gradient_is_slope),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
