@@ -466,25 +466,34 @@ static int check_all(int argc, char **argv)
 }
 
 /* ---- times ---- */
-static float milliseconds(const std::function<void()> &body)
+/* Milliseconds per call of a graph of calls, the median of several replays. */
+static float milliseconds(buffers &b, const std::function<void()> &body)
 {
-    cudaStream_t stream = nullptr;
+    const int calls = 20;
+    cudaStream_t stream;
+    cudaGraph_t graph;
+    cudaGraphExec_t replay;
     cudaEvent_t from, to;
+    failed(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "stream");
     cudaEventCreate(&from), cudaEventCreate(&to);
-    for (int i = 0; i < 3; i++) body();
-    failed(cudaDeviceSynchronize(), "warm-up");
+    b.run.stream = stream, b.run.early = 1;
+    failed(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "capture");
+    for (int i = 0; i < calls; i++) body();
+    failed(cudaStreamEndCapture(stream, &graph), "end of capture");
+    failed(cudaGraphInstantiate(&replay, graph, 0), "graph");
+    failed(cudaGraphLaunch(replay, stream), "warm-up");
     std::vector<float> times;
     for (int i = 0; i < 9; i++) {
-        const int calls = 5;
         float ms;
         cudaEventRecord(from, stream);
-        for (int j = 0; j < calls; j++) body();
+        cudaGraphLaunch(replay, stream);
         cudaEventRecord(to, stream);
         failed(cudaEventSynchronize(to), "timing");
         cudaEventElapsedTime(&ms, from, to);
         times.push_back(ms / calls);
     }
-    cudaEventDestroy(from), cudaEventDestroy(to);
+    cudaGraphExecDestroy(replay), cudaGraphDestroy(graph);
+    cudaEventDestroy(from), cudaEventDestroy(to), cudaStreamDestroy(stream);
     std::sort(times.begin(), times.end());
     return times[times.size() / 2];
 }
@@ -492,9 +501,9 @@ static float milliseconds(const std::function<void()> &body)
 static void time_shape(const shape &s, type of)
 {
     buffers b = start(s, of, of);
-    float inference = milliseconds([&] { invoke(s, b, 1, {0, s.L, false, false}, nullptr); });
-    float forward = milliseconds([&] { invoke(s, b, 1, {0, s.L, false, true}, nullptr); });
-    float backward = milliseconds([&] { invoke(s, b, 2, {0, s.L, false, true}, nullptr); });
+    float inference = milliseconds(b, [&] { invoke(s, b, 1, {0, s.L, false, false}, nullptr); });
+    float forward = milliseconds(b, [&] { invoke(s, b, 1, {0, s.L, false, true}, nullptr); });
+    float backward = milliseconds(b, [&] { invoke(s, b, 2, {0, s.L, false, true}, nullptr); });
     printf("%-9s %-4s B%-3ld L%-6ld H%-2ld K%-3ld V%-3ld S%-3ld w%-4ld inference %8.4f forward %8.4f "
            "backward %8.4f "
            "both %8.4f\n",
@@ -512,7 +521,7 @@ static void time_step(const shape &s, type of)
             std::vector<int64_t> seen((size_t)s.B, s.L - 1);
             put(b, b.x[i], seen.data(), b.bytes[i]);
         }
-    float ms = milliseconds([&] { invoke(s, b, 1, {0, 1, true, false}, nullptr); });
+    float ms = milliseconds(b, [&] { invoke(s, b, 1, {0, 1, true, false}, nullptr); });
     printf("%-9s %-4s B%-3ld decode, H%ld K%ld V%ld S%ld: %.4f ms a token\n", s.family.c_str(),
            type_names[of], (long)s.B, (long)s.H, (long)s.K, (long)s.V, (long)s.S, ms);
     finish(b);
@@ -526,8 +535,10 @@ static int time_all(int argc, char **argv)
             if (wanted(argc, argv, "attention")) time_shape(attention_shape(32, 512, 0, H, H, D, D), of);
             if (wanted(argc, argv, "attention")) time_shape(attention_shape(32, 512, 64, H, H, D, D), of);
             if (wanted(argc, argv, "gla")) time_shape(scan_shape("gla", 32, 512, H, D / 2, D, 0, -0.1), of);
-            if (wanted(argc, argv, "slots"))
+            if (wanted(argc, argv, "slots")) { /* abc, gsa */
                 time_shape(scan_shape("slots", 32, 512, H, D / 2, D, 64, -0.1), of);
+                time_shape(scan_shape("slots", 32, 512, H, D, D, 64, -0.1), of);
+            }
             if (wanted(argc, argv, "gdn")) time_shape(scan_shape("gdn", 32, 512, H, D, D, 0, -0.1), of);
         }
         if (wanted(argc, argv, "ssm")) time_shape(ssm_shape(32, 512, 128, 32, false), of);

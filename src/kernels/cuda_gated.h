@@ -534,6 +534,9 @@ static inline void gated_run_backward(const kernel_run *run, const gated<T> &p, 
                 gated_shared<T>(3), (cudaStream_t)run->stream, p, d_v);
 }
 
+/* Tokens that even a few sequences walk along; longer ones need enough sequences to fill the chip. */
+enum { CHAIN_MOST = 64 * TILE };
+
 /* How many chunks to process at once where their states are not kept: bounded memory, any length. */
 static inline int64_t gated_segment(int64_t chunks, int64_t chunk_bytes)
 {

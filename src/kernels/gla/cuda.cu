@@ -1,7 +1,7 @@
-/* Gated linear attention on CUDA: all chunks at once (cuda_gated.h), and token by token where a call brings
- * only a few. */
+/* Gated linear attention on CUDA: bf16 of the usual widths as in cuda_fast.cu, all else all chunks at once
+ * (cuda_gated.h), and token by token where a call brings only a few. */
 #include "kernels/cuda_gated.h"
-#include "kernels/gla/gla.h"
+#include "kernels/gla/cuda_fast.h"
 
 enum { STEP_MOST = 4, STEP_COLUMNS = 32, STEP_WARPS = 8 };
 
@@ -65,6 +65,18 @@ static void gla_sizes(const gla_args *a, kernel_sizes *sizes)
     sizes->scratch = forward > all.states ? forward : all.states;
 }
 
+/* Scratch also serves shorter calls than the one asked about, which may go the other way. */
+static void gla_sizes_of(const gla_args *a, size_t element, kernel_sizes *sizes)
+{
+    kernel_sizes fast = {};
+    gla_args shorter = *a;
+    shorter.length = kernel_min(a->length, CHAIN_MOST);
+    if (gla_fast_fits(a, element)) return gla_fast_sizes(a, sizes);
+    gla_sizes(a, sizes);
+    if (gla_fast_fits(&shorter, element)) gla_fast_sizes(&shorter, &fast);
+    if (fast.scratch > sizes->scratch) sizes->scratch = fast.scratch;
+}
+
 template <typename T> static gated<T> gla_pass(const gla_args *a)
 {
     gated<T> p = {};
@@ -92,6 +104,7 @@ template <typename T> static void gla_forward(const kernel_run *run, const gla_a
                     (T *)a->o, in, out, a->length, a->heads, a->dim_k, a->dim_v, p.scale);
         return;
     }
+    if (gla_fast_fits(a, sizeof(T))) return gla_fast_forward(run, a);
     gla_room room = gla_bytes(a, segment);
     char *memory = (char *)(a->saved ? a->saved : run->scratch);
     p.states = (float *)memory;
@@ -113,6 +126,7 @@ template <typename T> static void gla_backward(const kernel_run *run, const gla_
 {
     gated<T> p = gla_pass<T>(a);
     if (a->batch * a->heads * p.chunks == 0) return;
+    if (gla_fast_fits(a, sizeof(T))) return gla_fast_backward(run, a);
     gla_room room = gla_bytes(a, p.chunks);
     p.states = (float *)a->saved;
     p.ends = (float *)((char *)a->saved + room.states);
@@ -126,7 +140,7 @@ template <typename T> static void gla_backward(const kernel_run *run, const gla_
 #define GLA_ENTRIES(type, T)                                                                                 \
     extern "C" void gla_sizes_cuda_##type(const kernel_run *, const gla_args *a, kernel_sizes *sizes)        \
     {                                                                                                        \
-        gla_sizes(a, sizes);                                                                                 \
+        gla_sizes_of(a, sizeof(T), sizes);                                                                   \
     }                                                                                                        \
     extern "C" void gla_forward_cuda_##type(const kernel_run *run, const gla_args *a)                        \
     {                                                                                                        \

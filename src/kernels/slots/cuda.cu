@@ -1,8 +1,9 @@
-/* Gated slot attention on CUDA, as two gated passes over the slots (cuda_gated.h), whose keys are the write
- * weights 1 - e^g: one over the keys gives the logits, one over the values the output. The weights of the
- * slots are noted for backward; states are kept at chunk starts only. */
+/* Gated slot attention on CUDA: bf16 with up to 64 slots as in cuda_fast.cu, all else as two gated passes
+ * over the slots (cuda_gated.h), whose keys are the write weights 1 - e^g: one over the keys gives the
+ * logits, one over the values the output. The weights of the slots are noted for backward; states are kept at
+ * chunk starts only. */
+#include "kernels/slots/cuda_fast.h"
 #include "kernels/slots/cuda_weights.cuh"
-#include "kernels/slots/slots.h"
 
 struct slots_room { /* bytes */
     size_t states, ends, weights, logits, carry, grad_k, grad_v;
@@ -38,6 +39,18 @@ static void slots_sizes(const slots_args *a, size_t element, kernel_sizes *sizes
     sizes->state = all.carry;
     sizes->saved = all.states + all.ends + all.weights;
     sizes->scratch = forward > backward ? forward : backward;
+}
+
+/* Scratch also serves shorter calls than the one asked about, which may go the other way. */
+static void slots_sizes_of(const slots_args *a, size_t element, kernel_sizes *sizes)
+{
+    kernel_sizes fast = {};
+    slots_args shorter = *a;
+    shorter.length = kernel_min(a->length, CHAIN_MOST);
+    if (slots_fast_fits(a, element)) return slots_fast_sizes(a, sizes);
+    slots_sizes(a, element, sizes);
+    if (slots_fast_fits(&shorter, element)) slots_fast_sizes(&shorter, &fast);
+    if (fast.scratch > sizes->scratch) sizes->scratch = fast.scratch;
 }
 
 /* The pass over keys (values NULL) or over values. */
@@ -95,6 +108,7 @@ template <typename T> static void slots_forward(const kernel_run *run, const slo
         run_step<T>(run, a);
         return;
     }
+    if (slots_fast_fits(a, sizeof(T))) return slots_fast_forward(run, a);
     slots_room room = slots_bytes(a, segment, sizeof(T));
     char *memory = (char *)(a->saved ? a->saved : run->scratch);
     float *states = (float *)memory, *ends = (float *)(memory + room.states);
@@ -127,6 +141,7 @@ template <typename T> static void slots_backward(const kernel_run *run, const sl
     gated<T> keys = slots_pass<T>(a, 0), values = slots_pass<T>(a, 1);
     int64_t rows = a->batch * a->length * a->heads;
     if (rows == 0) return;
+    if (slots_fast_fits(a, sizeof(T))) return slots_fast_backward(run, a);
     slots_room room = slots_bytes(a, keys.chunks, sizeof(T));
     char *notes = (char *)a->saved, *scratch = (char *)run->scratch;
     T *weights = (T *)(notes + room.states + room.ends);
@@ -152,7 +167,7 @@ template <typename T> static void slots_backward(const kernel_run *run, const sl
 #define SLOTS_ENTRIES(type, T)                                                                               \
     extern "C" void slots_sizes_cuda_##type(const kernel_run *, const slots_args *a, kernel_sizes *sizes)    \
     {                                                                                                        \
-        slots_sizes(a, sizeof(T), sizes);                                                                    \
+        slots_sizes_of(a, sizeof(T), sizes);                                                                 \
     }                                                                                                        \
     extern "C" void slots_forward_cuda_##type(const kernel_run *run, const slots_args *a)                    \
     {                                                                                                        \

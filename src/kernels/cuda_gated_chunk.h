@@ -1,0 +1,294 @@
+/* What the block of one chunk does in the gated passes of bf16 tensors (cuda_gated_chain.h): four warps, 16
+ * tokens each, whose sums pass from product to product in registers. mix:      x = e^G (left h0^T +
+ * lower(left right^T) W)       W_u = w_u e^{-G_u}, h0 faded by the first gate read:     o = P h0 + lower(P
+ * W^T) x                          P weights times e^G collect:  what tokens and the state behind the chunk
+ * give to w and x Where gates fade a channel by more than GATED_FADE within a chunk, e^{-G} could overflow;
+ * there ("harsh") the terms are summed one by one from e^{G_t - G_u} <= 1. */
+#ifndef BLURRY_KERNELS_CUDA_GATED_CHUNK_H
+#define BLURRY_KERNELS_CUDA_GATED_CHUNK_H
+#include "kernels/cuda_gated_chain.h"
+
+/* The gated channels of one chunk. */
+struct chunk_gates {
+    gated_sums *s;
+    const bf16 *weights; /* tile: w e^{-G}, times e^end where that is below e^-GATED_FADE */
+    const bf16 *g, *k;   /* the chunk's in memory */
+    int64_t stride;
+    int rows, keys;
+    bool harsh;
+    __device__ float G(int t, int c) const { return GATED_G(s, t, c); }
+    __device__ float write(int t, int c) const
+    {
+        if (t >= rows || c >= keys) return 0;
+        return k ? from_bf16(k[t * stride + c]) : gated_write(from_bf16(g[t * stride + c]));
+    }
+    /* The e^{end - G} or e^{-G} that belongs to a row of chain_grads. */
+    __device__ float behind(int t, int c) const
+    {
+        float end = G(TILE - 1, c);
+        return __expf((end < -GATED_FADE ? end : 0) - G(t, c));
+    }
+};
+
+/* Fills s and the tile. Ends with a barrier. */
+static __device__ inline chunk_gates chunk_gates_at(const chain &p, const gated_place &x, gated_sums *s,
+                                                    bf16 *tile)
+{
+    const int HALF = TILE / 2, LD = tile_of<float>::LD;
+    chunk_gates r;
+    int64_t at = x.at * p.keys;
+    r.s = s, r.weights = tile, r.g = p.g + at, r.k = p.k ? p.k + at : nullptr;
+    r.stride = p.heads * p.keys, r.rows = x.rows, r.keys = (int)p.keys;
+    int c = (int)threadIdx.x % TILE, half = (int)threadIdx.x / TILE;
+    float g[HALF], w[HALF], sum = 0;
+#pragma unroll
+    for (int i = 0; i < HALF; i++) {
+        int t = half * HALF + i;
+        bool there = t < x.rows && c < r.keys;
+        g[i] = there ? from_bf16(r.g[t * r.stride + c]) : 0;
+        w[i] = there && r.k ? from_bf16(r.k[t * r.stride + c]) : 0;
+    }
+#pragma unroll
+    for (int i = 0; i < HALF; i++) {
+        if (!r.k) w[i] = gated_write(g[i]);
+        if (i || half) sum += g[i];
+        g[i] = sum;
+    }
+    if (half == 0) s->room[c] = sum;
+    __syncthreads();
+    float before = half ? s->room[c] : 0;
+    if (half) s->first[c] = before + sum;
+    __syncthreads();
+    float end = s->first[c], shift = end < -GATED_FADE ? end : 0;
+#pragma unroll
+    for (int i = 0; i < HALF; i++) {
+        int t = half * HALF + i;
+        s->G[t * LD + c] = g[i] + before;
+        tile[t * tile_of<bf16>::LD + c] = to_bf16(w[i] * __expf(shift - (g[i] + before)));
+    }
+    r.harsh = block_max(-end, s->room) > GATED_FADE; /* its barriers also show G and the tile to all */
+    return r;
+}
+
+/* Tiles of `columns` columns of a matrix in memory, on their way. */
+static __device__ inline void chunk_fetch(bf16 *tiles, const bf16 *from, int64_t stride, int rows,
+                                          int64_t columns)
+{
+    for (int i = 0; i * TILE < columns; i++)
+        tile_load_async(tiles + i * tile_of<bf16>::SIZE, from + i * TILE, stride, rows,
+                        gated_most(columns, i * TILE));
+}
+
+static __device__ inline int chunk_parts(int64_t width)
+{
+    return width > TILE ? 2 : 1;
+}
+
+static __device__ inline void chunk_left(fragment (&f)[CHAIN_PARTS], const bf16 *from, int64_t stride,
+                                         int rows, int64_t columns)
+{
+#pragma unroll
+    for (int i = 0; i < CHAIN_PARTS; i++)
+        if (i < chunk_parts(columns))
+            fragment_fetch(f[i], from + i * TILE, stride, rows, gated_most(columns, i * TILE));
+}
+
+/* Adds f(row, column) to every element this thread holds: for rare sums, so that little code is made of them.
+ */
+template <typename Fn> static __device__ inline void strip_add_rarely(strip &s, Fn f)
+{
+    int row = 16 * tile_warp() + tile_lane() / 4, column = tile_lane() % 4 * 2;
+#pragma unroll 1
+    for (int n = 0; n < 8; n++) {
+        float x[4];
+#pragma unroll
+        for (int e = 0; e < 4; e++) x[e] = f(row + e / 2 * 8, 8 * n + column + e % 2);
+#pragma unroll
+        for (int m = 0; m < 8; m++)
+#pragma unroll
+            for (int e = 0; e < 4; e++) s.x[m][e] += m == n ? x[e] : 0;
+    }
+}
+
+/* x = e^G (left h0^T + lower(left right^T) W). right, h0: tiles; right is overwritten where gates are harsh.
+ */
+static __device__ inline void chunk_mix(strip &x, const fragment (&left)[CHAIN_PARTS], bf16 *right,
+                                        const bf16 *h0, const chunk_gates &gates, int parts)
+{
+    const int SIZE = tile_of<bf16>::SIZE, LD = tile_of<bf16>::LD;
+    int seen = 16 * tile_warp() + 16;
+    strip scores;
+    strip_zero(scores);
+    strip_zero(x);
+#pragma unroll
+    for (int i = 0; i < CHAIN_PARTS; i++)
+        if (i < parts) {
+            fragment_product<true>(scores, left[i], right + i * SIZE, up_to(TILE), up_to(seen));
+            fragment_product<true>(x, left[i], h0 + i * SIZE, up_to(TILE), up_to(gates.keys));
+        }
+    strip_lower(scores, 1);
+    if (!gates.harsh) {
+        fragment f;
+        fragment_of(f, scores);
+        fragment_product<false>(x, f, gates.weights, up_to(seen), up_to(gates.keys));
+    }
+    strip_each(x, [&](int t, int c, float &y) { y *= __expf(gates.G(t, c)); });
+    if (!gates.harsh) return;
+    __syncthreads();
+    strip_to_tile(scores, right);
+    __syncwarp();
+    strip_add_rarely(x, [&](int t, int c) {
+        float y = 0;
+#pragma unroll 1
+        for (int u = 0; u <= t; u++)
+            y += from_bf16(right[t * LD + u]) * gates.write(u, c) * __expf(gates.G(t, c) - gates.G(u, c));
+        return y;
+    });
+}
+
+/* scores = lower(P W^T), P = plain e^G in fragments. room: a tile of the block whose rows the warps may
+ * overwrite where gates are harsh. */
+static __device__ inline void chunk_scores(strip &scores, const fragment &P, const strip &plain,
+                                           const chunk_gates &gates, bf16 *room)
+{
+    const int LD = tile_of<bf16>::LD;
+    strip_zero(scores);
+    if (gates.harsh) {
+        __syncwarp();
+        strip_to_tile(plain, room);
+        __syncwarp();
+        strip_add_rarely(scores, [&](int t, int u) {
+            float y = 0;
+#pragma unroll 1
+            for (int c = 0; u <= t && c < gates.keys; c++)
+                y += from_bf16(room[t * LD + c]) * gates.write(u, c) * __expf(gates.G(t, c) - gates.G(u, c));
+            return y;
+        });
+    } else
+        fragment_product<true>(scores, P, gates.weights, up_to(gates.keys), up_to(16 * tile_warp() + 16));
+    strip_lower(scores, 1);
+}
+
+/* o = P h0 + scores x, to memory, P and scores in fragments. */
+static __device__ inline void chunk_read(bf16 *o, int64_t stride, const fragment &P, const fragment &scores,
+                                         const bf16 *h0, const bf16 *x, const chunk_gates &gates,
+                                         int64_t width)
+{
+    const int SIZE = tile_of<bf16>::SIZE;
+    for (int i = 0; i < chunk_parts(width); i++) {
+        int columns = gated_most(width, i * TILE);
+        strip sum;
+        strip_zero(sum);
+        fragment_product<false>(sum, P, h0 + i * SIZE, up_to(gates.keys), up_to(columns));
+        fragment_product<false>(sum, scores, x + i * SIZE, up_to(16 * tile_warp() + 16), up_to(columns));
+        strip_to_memory(sum, o + i * TILE, stride, gates.rows, columns, 1);
+    }
+}
+
+/* One side of a chunk, backward. */
+struct chunk_side {
+    const bf16 *x; /* the chunk's keys or values in memory, `width` wide */
+    bf16 *d_x;
+    const bf16 *d;      /* tiles of what the reader reads for: queries or d_o */
+    const bf16 *grads;  /* tiles of the chain's row: the gradient of the state behind the chunk */
+    const bf16 *reader; /* tile: weights times e^G */
+    int64_t stride, width;
+};
+
+static __device__ inline void strip_upper(strip &s)
+{
+    strip_each(s, [&](int u, int t, float &x) { x = t >= u ? x : 0; });
+}
+
+/* d_x to memory; d_write += the gradient of the write weights. plain(t, c): the reader's weights without e^G,
+ * asked where gates are harsh. room: as in chunk_scores. */
+template <typename Fn>
+static __device__ inline void chunk_collect(strip &d_write, const chunk_side &a, const chunk_gates &gates,
+                                            bf16 *room, Fn plain)
+{
+    const int SIZE = tile_of<bf16>::SIZE, LD = tile_of<bf16>::LD;
+    int own = 16 * tile_warp(), parts = chunk_parts(a.width);
+    fragment x[CHAIN_PARTS], f;
+    chunk_left(x, a.x, a.stride, gates.rows, a.width);
+    strip pairs, sum;
+    strip_zero(pairs);
+    strip_zero(sum);
+#pragma unroll
+    for (int i = 0; i < CHAIN_PARTS; i++)
+        if (i < parts) {
+            fragment_product<true>(pairs, x[i], a.d + i * SIZE, up_to(TILE), starting(own));
+            fragment_product<true>(sum, x[i], a.grads + i * SIZE, up_to(TILE), up_to(gates.keys));
+        }
+    strip_upper(pairs);
+    if (!gates.harsh) {
+        fragment_of(f, pairs);
+        fragment_product<false>(sum, f, a.reader, starting(own), up_to(gates.keys));
+    }
+    strip_each(sum, [&](int u, int c, float &y) { y *= gates.behind(u, c); });
+    if (gates.harsh) {
+        __syncwarp();
+        strip_to_tile(pairs, room);
+        __syncwarp();
+        strip_add_rarely(sum, [&](int u, int c) {
+            float y = 0;
+#pragma unroll 1
+            for (int t = u; t < gates.rows; t++)
+                y += from_bf16(room[u * LD + t]) * plain(t, c) * __expf(gates.G(t, c) - gates.G(u, c));
+            return y;
+        });
+    }
+#pragma unroll
+    for (int n = 0; n < 8; n++)
+#pragma unroll
+        for (int e = 0; e < 4; e++) d_write.x[n][e] += sum.x[n][e];
+    fragment weights;
+    fragment_load(weights, gates.weights);
+    strip_zero(pairs);
+    if (gates.harsh)
+        strip_add_rarely(pairs, [&](int u, int t) {
+            float y = 0;
+#pragma unroll 1
+            for (int c = 0; t >= u && t < gates.rows && c < gates.keys; c++)
+                y += gates.write(u, c) * plain(t, c) * __expf(gates.G(t, c) - gates.G(u, c));
+            return y;
+        });
+    else
+        fragment_product<true>(pairs, weights, a.reader, up_to(gates.keys), starting(own));
+    strip_upper(pairs);
+    fragment_of(f, pairs);
+    for (int i = 0; i < parts; i++) {
+        int columns = gated_most(a.width, i * TILE);
+        strip_zero(sum);
+        fragment_product<false>(sum, f, a.d + i * SIZE, starting(own), up_to(columns));
+        fragment_product<false>(sum, weights, a.grads + i * SIZE, up_to(gates.keys), up_to(columns));
+        strip_to_memory(sum, a.d_x + i * TILE, a.stride, gates.rows, columns, 1);
+    }
+}
+
+/* d_g[t] = own + sum over t' >= t of share[t'] - direct[t], own what the state behind the chunk gives.
+ * `direct`: a tile of floats; the shares lie in s->G. */
+static __device__ inline void chunk_gate_gradient(const chain &p, const gated_place &x, gated_sums *s,
+                                                  const float *direct, bf16 *d_g)
+{
+    const int HALF = TILE / 2, LD = tile_of<float>::LD;
+    int c = (int)threadIdx.x % TILE, half = (int)threadIdx.x / TILE;
+    float y[HALF], sum = 0, later = 0;
+    if (c < p.keys && x.chunk + 1 < p.chunks)
+        for (int i = 0; i < p.blocks; i++)
+            later += p.own[((x.head * p.chunks + x.chunk) * p.blocks + i) * p.keys + c];
+#pragma unroll
+    for (int i = HALF - 1; i >= 0; i--) sum += s->G[(half * HALF + i) * LD + c], y[i] = sum;
+    if (half) s->room[c] = sum;
+    __syncthreads();
+    if (half == 0) later += s->room[c];
+    if (c >= p.keys) return;
+#pragma unroll
+    for (int i = 0; i < HALF; i++) {
+        int t = half * HALF + i;
+        if (t >= x.rows) continue;
+        float total = y[i] + later - (direct ? direct[t * LD + c] : 0);
+        d_g[(x.at + t * p.heads) * p.keys + c] = to_bf16(total);
+    }
+}
+
+#endif
