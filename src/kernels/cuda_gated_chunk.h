@@ -26,47 +26,68 @@ struct chunk_gates {
     __device__ float behind(int t, int c) const
     {
         float end = G(TILE - 1, c);
-        return __expf((end < -GATED_FADE ? end : 0) - G(t, c));
+        return gated_exp((end < -GATED_FADE ? end : 0) - G(t, c));
     }
 };
 
-/* Fills s and the tile. Ends with a barrier. */
+enum { CHUNK_SHARE = 16, CHUNK_SHARES = TILE / CHUNK_SHARE }; /* tokens of a thread in chunk_gates_at */
+
+/* Two neighbouring channels of this thread's tokens; `from` the chunk's first token. */
+static __device__ inline void chunk_channels(float2 (&x)[CHUNK_SHARE], const bf16 *from, int64_t stride,
+                                             int rows, int keys)
+{
+    int c = 2 * tile_lane(), t = tile_warp() * CHUNK_SHARE;
+    const bf16 *at = from + t * stride + c;
+    bool pairs = (((uintptr_t)from | (uintptr_t)stride * sizeof(bf16)) & 3) == 0 && keys % 2 == 0;
+    if (pairs) {
+#pragma unroll
+        for (int i = 0; i < CHUNK_SHARE; i++)
+            x[i] = t + i < rows && c < keys ? load_pair(at + i * stride) : make_float2(0, 0);
+        return;
+    }
+#pragma unroll
+    for (int i = 0; i < CHUNK_SHARE; i++) x[i] = fetch_pair(at + i * stride, t + i < rows ? keys - c : 0);
+}
+
+/* Fills s and the tile. A thread takes two channels of 16 tokens. Ends with a barrier. */
 static __device__ inline chunk_gates chunk_gates_at(const chain &p, const gated_place &x, gated_sums *s,
                                                     bf16 *tile)
 {
-    const int HALF = TILE / 2, LD = tile_of<float>::LD;
+    const int LD = tile_of<float>::LD;
     chunk_gates r;
     int64_t at = x.at * p.keys;
     r.s = s, r.weights = tile, r.g = p.g + at, r.k = p.k ? p.k + at : nullptr;
     r.stride = p.heads * p.keys, r.rows = x.rows, r.keys = (int)p.keys;
-    int c = (int)threadIdx.x % TILE, half = (int)threadIdx.x / TILE;
-    float g[HALF], w[HALF], sum = 0;
+    int c = 2 * tile_lane(), share = tile_warp();
+    float2 g[CHUNK_SHARE], w[CHUNK_SHARE], sum = make_float2(0, 0), end = sum, before = sum;
+    chunk_channels(g, r.g, r.stride, r.rows, r.keys);
+    if (r.k) chunk_channels(w, r.k, r.stride, r.rows, r.keys);
 #pragma unroll
-    for (int i = 0; i < HALF; i++) {
-        int t = half * HALF + i;
-        bool there = t < x.rows && c < r.keys;
-        g[i] = there ? from_bf16(r.g[t * r.stride + c]) : 0;
-        w[i] = there && r.k ? from_bf16(r.k[t * r.stride + c]) : 0;
-    }
-#pragma unroll
-    for (int i = 0; i < HALF; i++) {
-        if (!r.k) w[i] = gated_write(g[i]);
-        if (i || half) sum += g[i];
+    for (int i = 0; i < CHUNK_SHARE; i++) {
+        if (!r.k) w[i] = make_float2(gated_write(g[i].x), gated_write(g[i].y));
+        if (i || share) sum.x += g[i].x, sum.y += g[i].y;
         g[i] = sum;
     }
-    if (half == 0) s->room[c] = sum;
+    float2 *sums = reinterpret_cast<float2 *>(s->G); /* before G is there */
+    sums[share * (TILE / 2) + tile_lane()] = sum;
     __syncthreads();
-    float before = half ? s->room[c] : 0;
-    if (half) s->first[c] = before + sum;
-    __syncthreads();
-    float end = s->first[c], shift = end < -GATED_FADE ? end : 0;
 #pragma unroll
-    for (int i = 0; i < HALF; i++) {
-        int t = half * HALF + i;
-        s->G[t * LD + c] = g[i] + before;
-        tile[t * tile_of<bf16>::LD + c] = to_bf16(w[i] * __expf(shift - (g[i] + before)));
+    for (int i = 0; i < CHUNK_SHARES; i++) {
+        float2 y = sums[i * (TILE / 2) + tile_lane()];
+        end.x += y.x, end.y += y.y;
+        if (i < share) before.x += y.x, before.y += y.y;
     }
-    r.harsh = block_max(-end, s->room) > GATED_FADE; /* its barriers also show G and the tile to all */
+    __syncthreads();
+    float2 shift = make_float2(end.x < -GATED_FADE ? end.x : 0, end.y < -GATED_FADE ? end.y : 0);
+#pragma unroll
+    for (int i = 0; i < CHUNK_SHARE; i++) {
+        int t = share * CHUNK_SHARE + i;
+        float2 G = make_float2(g[i].x + before.x, g[i].y + before.y);
+        store_pair(s->G + t * LD + c, G.x, G.y);
+        store_pair(tile + t * tile_of<bf16>::LD + c, w[i].x * gated_exp(shift.x - G.x),
+                   w[i].y * gated_exp(shift.y - G.y));
+    }
+    r.harsh = block_max(-fminf(end.x, end.y), s->room) > GATED_FADE; /* its barriers show G and the tile */
     return r;
 }
 
@@ -116,23 +137,22 @@ static __device__ inline void chunk_mix(strip &x, const fragment (&left)[CHAIN_P
                                         const bf16 *h0, const chunk_gates &gates, int parts)
 {
     const int SIZE = tile_of<bf16>::SIZE, LD = tile_of<bf16>::LD;
-    int seen = 16 * tile_warp() + 16;
     strip scores;
     strip_zero(scores);
     strip_zero(x);
 #pragma unroll
     for (int i = 0; i < CHAIN_PARTS; i++)
         if (i < parts) {
-            fragment_product<true>(scores, left[i], right + i * SIZE, up_to(TILE), up_to(seen));
-            fragment_product<true>(x, left[i], h0 + i * SIZE, up_to(TILE), up_to(gates.keys));
+            fragment_product<true>(scores, left[i], right + i * SIZE);
+            fragment_product<true>(x, left[i], h0 + i * SIZE);
         }
     strip_lower(scores, 1);
     if (!gates.harsh) {
         fragment f;
         fragment_of(f, scores);
-        fragment_product<false>(x, f, gates.weights, up_to(seen), up_to(gates.keys));
+        fragment_product<false>(x, f, gates.weights);
     }
-    strip_each(x, [&](int t, int c, float &y) { y *= __expf(gates.G(t, c)); });
+    strip_each(x, [&](int t, int c, float &y) { y *= gated_exp(gates.G(t, c)); });
     if (!gates.harsh) return;
     __syncthreads();
     strip_to_tile(scores, right);
@@ -141,7 +161,7 @@ static __device__ inline void chunk_mix(strip &x, const fragment (&left)[CHAIN_P
         float y = 0;
 #pragma unroll 1
         for (int u = 0; u <= t; u++)
-            y += from_bf16(right[t * LD + u]) * gates.write(u, c) * __expf(gates.G(t, c) - gates.G(u, c));
+            y += from_bf16(right[t * LD + u]) * gates.write(u, c) * gated_exp(gates.G(t, c) - gates.G(u, c));
         return y;
     });
 }
@@ -161,27 +181,28 @@ static __device__ inline void chunk_scores(strip &scores, const fragment &P, con
             float y = 0;
 #pragma unroll 1
             for (int c = 0; u <= t && c < gates.keys; c++)
-                y += from_bf16(room[t * LD + c]) * gates.write(u, c) * __expf(gates.G(t, c) - gates.G(u, c));
+                y += from_bf16(room[t * LD + c]) * gates.write(u, c) *
+                     gated_exp(gates.G(t, c) - gates.G(u, c));
             return y;
         });
     } else
-        fragment_product<true>(scores, P, gates.weights, up_to(gates.keys), up_to(16 * tile_warp() + 16));
+        fragment_product<true>(scores, P, gates.weights);
     strip_lower(scores, 1);
 }
 
-/* o = P h0 + scores x, to memory, P and scores in fragments. */
-static __device__ inline void chunk_read(bf16 *o, int64_t stride, const fragment &P, const fragment &scores,
-                                         const bf16 *h0, const bf16 *x, const chunk_gates &gates,
-                                         int64_t width)
+/* o = scale (P h0 + scores x), to memory, P and scores in fragments. */
+static __device__ inline void chunk_read(bf16 *o, int64_t stride, float scale, const fragment &P,
+                                         const fragment &scores, const bf16 *h0, const bf16 *x,
+                                         const chunk_gates &gates, int64_t width)
 {
     const int SIZE = tile_of<bf16>::SIZE;
     for (int i = 0; i < chunk_parts(width); i++) {
         int columns = gated_most(width, i * TILE);
         strip sum;
         strip_zero(sum);
-        fragment_product<false>(sum, P, h0 + i * SIZE, up_to(gates.keys), up_to(columns));
-        fragment_product<false>(sum, scores, x + i * SIZE, up_to(16 * tile_warp() + 16), up_to(columns));
-        strip_to_memory(sum, o + i * TILE, stride, gates.rows, columns, 1);
+        fragment_product<false>(sum, P, h0 + i * SIZE);
+        fragment_product<false>(sum, scores, x + i * SIZE);
+        strip_to_memory(sum, o + i * TILE, stride, gates.rows, columns, scale);
     }
 }
 
@@ -193,6 +214,7 @@ struct chunk_side {
     const bf16 *grads;  /* tiles of the chain's row: the gradient of the state behind the chunk */
     const bf16 *reader; /* tile: weights times e^G */
     int64_t stride, width;
+    float scale; /* of d_x and d_write */
 };
 
 static __device__ inline void strip_upper(strip &s)
@@ -207,7 +229,7 @@ static __device__ inline void chunk_collect(strip &d_write, const chunk_side &a,
                                             bf16 *room, Fn plain)
 {
     const int SIZE = tile_of<bf16>::SIZE, LD = tile_of<bf16>::LD;
-    int own = 16 * tile_warp(), parts = chunk_parts(a.width);
+    int parts = chunk_parts(a.width);
     fragment x[CHAIN_PARTS], f;
     chunk_left(x, a.x, a.stride, gates.rows, a.width);
     strip pairs, sum;
@@ -216,16 +238,18 @@ static __device__ inline void chunk_collect(strip &d_write, const chunk_side &a,
 #pragma unroll
     for (int i = 0; i < CHAIN_PARTS; i++)
         if (i < parts) {
-            fragment_product<true>(pairs, x[i], a.d + i * SIZE, up_to(TILE), starting(own));
-            fragment_product<true>(sum, x[i], a.grads + i * SIZE, up_to(TILE), up_to(gates.keys));
+            fragment_product<true>(pairs, x[i], a.d + i * SIZE);
+            fragment_product<true>(sum, x[i], a.grads + i * SIZE);
         }
     strip_upper(pairs);
     if (!gates.harsh) {
         fragment_of(f, pairs);
-        fragment_product<false>(sum, f, a.reader, starting(own), up_to(gates.keys));
+        fragment_product<false>(sum, f, a.reader);
     }
-    strip_each(sum, [&](int u, int c, float &y) { y *= gates.behind(u, c); });
-    if (gates.harsh) {
+    if (!gates.harsh)
+        strip_each(sum, [&](int u, int c, float &y) { y *= gated_exp(-gates.G(u, c)); });
+    else {
+        strip_each(sum, [&](int u, int c, float &y) { y *= gates.behind(u, c); });
         __syncwarp();
         strip_to_tile(pairs, room);
         __syncwarp();
@@ -233,14 +257,14 @@ static __device__ inline void chunk_collect(strip &d_write, const chunk_side &a,
             float y = 0;
 #pragma unroll 1
             for (int t = u; t < gates.rows; t++)
-                y += from_bf16(room[u * LD + t]) * plain(t, c) * __expf(gates.G(t, c) - gates.G(u, c));
+                y += from_bf16(room[u * LD + t]) * plain(t, c) * gated_exp(gates.G(t, c) - gates.G(u, c));
             return y;
         });
     }
 #pragma unroll
     for (int n = 0; n < 8; n++)
 #pragma unroll
-        for (int e = 0; e < 4; e++) d_write.x[n][e] += sum.x[n][e];
+        for (int e = 0; e < 4; e++) d_write.x[n][e] += a.scale * sum.x[n][e];
     fragment weights;
     fragment_load(weights, gates.weights);
     strip_zero(pairs);
@@ -249,33 +273,33 @@ static __device__ inline void chunk_collect(strip &d_write, const chunk_side &a,
             float y = 0;
 #pragma unroll 1
             for (int c = 0; t >= u && t < gates.rows && c < gates.keys; c++)
-                y += gates.write(u, c) * plain(t, c) * __expf(gates.G(t, c) - gates.G(u, c));
+                y += gates.write(u, c) * plain(t, c) * gated_exp(gates.G(t, c) - gates.G(u, c));
             return y;
         });
     else
-        fragment_product<true>(pairs, weights, a.reader, up_to(gates.keys), starting(own));
+        fragment_product<true>(pairs, weights, a.reader);
     strip_upper(pairs);
     fragment_of(f, pairs);
     for (int i = 0; i < parts; i++) {
         int columns = gated_most(a.width, i * TILE);
         strip_zero(sum);
-        fragment_product<false>(sum, f, a.d + i * SIZE, starting(own), up_to(columns));
-        fragment_product<false>(sum, weights, a.grads + i * SIZE, up_to(gates.keys), up_to(columns));
-        strip_to_memory(sum, a.d_x + i * TILE, a.stride, gates.rows, columns, 1);
+        fragment_product<false>(sum, f, a.d + i * SIZE);
+        fragment_product<false>(sum, weights, a.grads + i * SIZE);
+        strip_to_memory(sum, a.d_x + i * TILE, a.stride, gates.rows, columns, a.scale);
     }
 }
 
-/* d_g[t] = own + sum over t' >= t of share[t'] - direct[t], own what the state behind the chunk gives.
+/* d_g[t] = scale own + sum over t' >= t of share[t'] - direct[t], own what the state behind the chunk gives.
  * `direct`: a tile of floats; the shares lie in s->G. */
 static __device__ inline void chunk_gate_gradient(const chain &p, const gated_place &x, gated_sums *s,
-                                                  const float *direct, bf16 *d_g)
+                                                  float scale, const float *direct, bf16 *d_g)
 {
     const int HALF = TILE / 2, LD = tile_of<float>::LD;
     int c = (int)threadIdx.x % TILE, half = (int)threadIdx.x / TILE;
     float y[HALF], sum = 0, later = 0;
     if (c < p.keys && x.chunk + 1 < p.chunks)
-        for (int i = 0; i < p.blocks; i++)
-            later += p.own[((x.head * p.chunks + x.chunk) * p.blocks + i) * p.keys + c];
+        for (int i = 0; i < 2 * p.blocks; i++)
+            later += scale * p.own[((x.head * p.chunks + x.chunk) * 2 * p.blocks + i) * p.keys + c];
 #pragma unroll
     for (int i = HALF - 1; i >= 0; i--) sum += s->G[(half * HALF + i) * LD + c], y[i] = sum;
     if (half) s->room[c] = sum;

@@ -74,27 +74,37 @@ template <typename T> static __device__ inline void strip_to_tile(const strip &s
                        s.x[n][2 * half + 1]);
 }
 
-/* The first `rows` rows and `columns` columns times `scale`, to memory. */
+/* The first `rows` rows and `columns` columns times `scale`, to memory. Whole rows and columns by eights need
+ * no look at single elements. */
 template <typename T>
 static __device__ inline void strip_to_memory(const strip &s, T *to, int64_t stride, int rows, int columns,
                                               float scale)
 {
     bool pairs = (((uintptr_t)to | (uintptr_t)stride * sizeof(T)) % (2 * sizeof(T))) == 0;
     int row = 16 * tile_warp() + tile_lane() / 4, column = tile_lane() % 4 * 2;
+    if (pairs && rows >= TILE && columns % 8 == 0) {
+        T *low = to + row * stride + column, *high = low + 8 * stride;
 #pragma unroll
-    for (int n = 0; n < 8; n++)
-#pragma unroll
-        for (int half = 0; half < 2; half++) {
-            int r = row + 8 * half, c = 8 * n + column;
-            float a = s.x[n][2 * half] * scale, b = s.x[n][2 * half + 1] * scale;
-            if (r >= rows) continue;
-            if (pairs && c + 1 < columns)
-                store_pair(to + r * stride + c, a, b);
-            else {
-                if (c < columns) cuda_store(to + r * stride + c, a);
-                if (c + 1 < columns) cuda_store(to + r * stride + c + 1, b);
-            }
+        for (int n = 0; n < 8; n++) {
+            if (8 * n >= columns) continue;
+            store_pair(low + 8 * n, s.x[n][0] * scale, s.x[n][1] * scale);
+            store_pair(high + 8 * n, s.x[n][2] * scale, s.x[n][3] * scale);
         }
+        return;
+    }
+#pragma unroll 1
+    for (int n = 0; n < 8; n++) {
+        float x[4] = {};
+#pragma unroll
+        for (int m = 0; m < 8; m++)
+#pragma unroll
+            for (int e = 0; e < 4; e++) x[e] = m == n ? s.x[m][e] * scale : x[e];
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            int r = row + e / 2 * 8, c = 8 * n + column + e % 2;
+            if (r < rows && c < columns) cuda_store(to + r * stride + c, x[e]);
+        }
+    }
 }
 
 /* ---- memory to tiles ---- */
@@ -166,22 +176,26 @@ static __device__ inline void tile_load_split(T *tile, T *rest, const float *fro
 }
 
 /* As tile_load, with copies under way until copy_async_wait and a barrier, where the memory is aligned. */
-template <typename T>
+template <int THREADS = TILE_THREADS, typename T>
 static __device__ inline void tile_load_async(T *tile, const T *from, int64_t stride, int rows, int columns)
 {
-    const int UNIT = 16 / (int)sizeof(T), PER_ROW = TILE / UNIT;
-    bool aligned = tile_aligned(from, stride);
+    const int UNIT = 16 / (int)sizeof(T), PER_ROW = TILE / UNIT, STEP = THREADS / PER_ROW,
+              LD = tile_of<T>::LD;
+    int row = (int)threadIdx.x / PER_ROW, c = (int)threadIdx.x % PER_ROW * UNIT;
+    const T *at = from + row * stride + c;
+    tile += row * LD + c;
+    if (tile_aligned(from, stride) && columns % UNIT == 0) {
 #pragma unroll
-    for (int unit = (int)threadIdx.x; unit < TILE * PER_ROW; unit += TILE_THREADS) {
-        int r = unit / PER_ROW, c = unit % PER_ROW * UNIT;
-        T *to = tile + r * tile_of<T>::LD + c;
-        bool there = r < rows && c < columns;
-        if (aligned && (!there || c + UNIT <= columns))
-            copy_async16(to, there ? from + r * stride + c : from, there);
-        else
-            for (int i = 0; i < UNIT; i++)
-                to[i] = there && c + i < columns ? from[r * stride + c + i] : cuda_element<T>(0);
+        for (int r = 0; r < TILE; r += STEP) {
+            bool there = row + r < rows && c < columns;
+            copy_async16(tile + r * LD, there ? at + r * stride : from, there);
+        }
+        return;
     }
+#pragma unroll 1
+    for (int r = 0; r < TILE; r += STEP)
+        for (int i = 0; i < UNIT; i++)
+            tile[r * LD + i] = row + r < rows && c + i < columns ? at[r * stride + i] : cuda_element<T>(0);
 }
 
 /* ---- products ---- */

@@ -150,51 +150,61 @@ static int follows(const void *first, const void *next, int64_t index, int64_t e
     return (const char *)next == (const char *)first + (size_t)(index * elements) * element;
 }
 
-int mixer_maps_together(const mixer_pass *p, const mixer_maps *m, int backward)
+/* How many maps from number `from` on go in one call. */
+static int maps_alike(const mixer_pass *p, const mixer_maps *m, int backward, int from)
 {
     const mixer_layer *layer = p->layer;
     const device *dev = layer->dev;
-    for (int i = 1; i < m->count; i++) {
-        int64_t weights = m->out[0] * m->in, values = m->rows * m->out[0];
-        const void *from = backward ? m->d_y[0] : m->y[0], *to = backward ? m->d_y[i] : m->y[i];
-        if (m->out[i] != m->out[0] || !follows(from, to, i, values, dev->element) ||
-            !follows(layer->weight[m->weight[0]], layer->weight[m->weight[i]], i, weights, dev->element))
-            return 0;
-        if (backward && !follows(layer->gradient[m->weight[0]], layer->gradient[m->weight[i]], i, weights,
-                                 dev->param_element))
-            return 0;
+    int64_t weights = m->out[from] * m->in, values = m->rows * m->out[from];
+    const void *const *y = backward ? m->d_y : (const void *const *)m->y;
+    int count = 1;
+    for (int i = from + 1; i < m->count; i++, count++) {
+        mixer_parameter first = m->weight[from], next = m->weight[i];
+        if (m->out[i] != m->out[from] || !follows(y[from], y[i], count, values, dev->element) ||
+            !follows(layer->weight[first], layer->weight[next], count, weights, dev->element))
+            break;
+        if (backward &&
+            !follows(layer->gradient[first], layer->gradient[next], count, weights, dev->param_element))
+            break;
     }
-    return 1;
+    return count;
+}
+
+int mixer_maps_together(const mixer_pass *p, const mixer_maps *m, int backward)
+{
+    return maps_alike(p, m, backward, 0) == m->count;
 }
 
 void mixer_maps_forward(const mixer_pass *p, const mixer_maps *m, const void *x)
 {
-    int together = mixer_maps_together(p, m, 0);
-    for (int i = 0; i < (together ? 1 : m->count); i++)
+    for (int i = 0, count; i < m->count; i += count) {
+        count = maps_alike(p, m, 0, i);
         mixer_ops(p)->linear_forward(mixer_run(p), &(linear_args){.rows = m->rows,
                                                                   .in = m->in,
                                                                   .out = m->out[i],
-                                                                  .maps = together ? m->count : 1,
+                                                                  .maps = count,
                                                                   .x = x,
                                                                   .weight = p->layer->weight[m->weight[i]],
                                                                   .y = m->y[i]});
+    }
 }
 
 void mixer_maps_backward(const mixer_pass *p, const mixer_maps *m, const void *x, void *d_x, int add)
 {
-    int together = mixer_maps_together(p, m, 1);
-    for (int i = 0; i < (together ? 1 : m->count); i++)
+    for (int i = 0, count; i < m->count; i += count) {
+        count = maps_alike(p, m, 1, i);
         mixer_ops(p)->linear_backward(mixer_run(p),
                                       &(linear_args){.rows = m->rows,
                                                      .in = m->in,
                                                      .out = m->out[i],
-                                                     .maps = together ? m->count : 1,
+                                                     .maps = count,
                                                      .x = x,
                                                      .weight = p->layer->weight[m->weight[i]],
                                                      .d_y = m->d_y[i],
                                                      .d_x = d_x,
                                                      .add_d_x = add || i > 0,
                                                      .d_weight = p->layer->gradient[m->weight[i]]});
+    }
 }
 
 void mixer_output(const mixer_pass *p, const void *o, int64_t in)

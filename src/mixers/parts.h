@@ -77,8 +77,8 @@ void mixer_linear_rows_backward(const mixer_pass *p, int64_t rows, mixer_paramet
                                 const void *d_y, int64_t in, int64_t out, void *d_x, int add);
 /* Whether `next` lies directly behind the `elements` numbers at `first`. */
 int mixer_follows(const mixer_pass *p, const void *first, const void *next, int64_t elements);
-/* Several maps of the same x: in one call where they have one shape and their tensors lie one after another.
- */
+/* Several maps of the same x: neighbours in one call where they have one shape and their tensors lie one
+ * after another. */
 typedef struct mixer_maps {
     int count;
     int64_t rows;                  /* of x */

@@ -4,7 +4,7 @@
 
 #include "kernels/cuda_gated_chunk.h"
 
-/* o, and scale q e^G to `reader` [batch * heads, chunks, 64, pad] unless that is NULL. Grid: chunks of all
+/* o, and q e^G to `reader` [batch * heads, chunks, 64, pad] unless that is NULL. Grid: chunks of all
  * heads. Tiles: gates' weights; v, states. */
 __global__ static void __launch_bounds__(TILE_THREADS, 2)
     gla_read(chain p, const bf16 *q, bf16 *o, bf16 *reader, float scale)
@@ -19,24 +19,24 @@ __global__ static void __launch_bounds__(TILE_THREADS, 2)
     gated_place x = chain_place(p, blockIdx.x / p.chunks, blockIdx.x % p.chunks);
     int keys = (int)p.keys;
     chunk_fetch(v, side.x + x.at * side.width, p.heads * side.width, x.rows, side.width);
-    chunk_fetch(h0, p.states + (int64_t)blockIdx.x * p.keys * p.row, p.row, keys, side.width);
+    chunk_fetch(h0, p.states + (int64_t)blockIdx.x * p.keys * p.row, p.row, keys, (side.width + 7) / 8 * 8);
     copy_async_commit();
     strip P, faded;
     strip_fetch(P, q + x.at * p.keys, p.heads * p.keys, x.rows, keys);
     chunk_gates gates = chunk_gates_at(p, x, s, weights);
     faded = P;
-    strip_each(faded, [&](int t, int c, float &e) { e *= scale * __expf(gates.G(t, c)); });
-    if (reader) strip_to_memory(faded, reader + (int64_t)blockIdx.x * TILE * p.pad, p.pad, TILE, keys, 1);
+    strip_each(faded, [&](int t, int c, float &e) { e *= gated_exp(gates.G(t, c)); });
+    if (reader)
+        strip_to_memory(faded, reader + (int64_t)blockIdx.x * TILE * p.pad, p.pad, TILE, (int)p.pad, 1);
     fragment f, scores;
     fragment_of(f, faded);
     copy_async_wait<0>();
     __syncthreads();
     bf16 *room =
         reinterpret_cast<bf16 *>(shared + sizeof(gated_sums)); /* the weights, not read where harsh */
-    strip_each(P, [&](int, int, float &e) { e *= scale; });
     chunk_scores(faded, f, P, gates, room);
     fragment_of(scores, faded);
-    chunk_read(o + x.at * side.width, p.heads * side.width, f, scores, h0, v, gates, side.width);
+    chunk_read(o + x.at * side.width, p.heads * side.width, scale, f, scores, h0, v, gates, side.width);
 }
 
 /* d_q, d_k, d_v, d_g. Grid: chunks of all heads. Tiles: gates' weights, reader; d_o, v, states and their
@@ -57,10 +57,10 @@ __global__ static void __launch_bounds__(TILE_THREADS, 2)
     int64_t at = x.at * p.keys, key_stride = p.heads * p.keys;
     chunk_fetch(d_o, side.d + x.at * side.width, stride, x.rows, side.width);
     chunk_fetch(v, side.x + x.at * side.width, stride, x.rows, side.width);
-    chunk_fetch(h0, p.states + state, p.row, keys, side.width);
+    chunk_fetch(h0, p.states + state, p.row, keys, (side.width + 7) / 8 * 8);
     copy_async_commit();
-    tile_load_async(reader, side.reader + (int64_t)blockIdx.x * TILE * p.pad, p.pad, TILE, keys);
-    chunk_fetch(grads, p.grads + state, p.row, keys, side.width);
+    tile_load_async(reader, side.reader + (int64_t)blockIdx.x * TILE * p.pad, p.pad, TILE, (int)p.pad);
+    chunk_fetch(grads, p.grads + state, p.row, keys, (side.width + 7) / 8 * 8);
     copy_async_commit();
     fragment left[CHAIN_PARTS];
     chunk_left(left, side.d + x.at * side.width, stride, x.rows, side.width);
@@ -79,9 +79,9 @@ __global__ static void __launch_bounds__(TILE_THREADS, 2)
     __syncthreads();
     strip_zero(d_key);
     chunk_side a = {
-        side.x + x.at * side.width, d_v + x.at * side.width, d_o, grads, reader, stride, side.width};
+        side.x + x.at * side.width, d_v + x.at * side.width, d_o, grads, reader, stride, side.width, scale};
     chunk_collect(d_key, a, gates, reader,
-                  [&](int t, int c) { return c < keys ? scale * from_bf16(q[at + t * key_stride + c]) : 0; });
+                  [&](int t, int c) { return c < keys ? from_bf16(q[at + t * key_stride + c]) : 0; });
     strip_to_memory(d_key, d_k + at, key_stride, x.rows, keys, 1);
     strip_fetch(y, p.k + at, key_stride, x.rows, keys);
 #pragma unroll
@@ -91,7 +91,7 @@ __global__ static void __launch_bounds__(TILE_THREADS, 2)
     __syncthreads();
     strip_each(share, [&](int t, int c, float &e) { GATED_G(s, t, c) = t < x.rows ? e : 0; });
     __syncthreads();
-    chunk_gate_gradient(p, x, s, nullptr, d_g);
+    chunk_gate_gradient(p, x, s, scale, nullptr, d_g);
 }
 
 /* ---- calls ---- */
@@ -111,7 +111,7 @@ static gla_fast_room gla_fast_bytes(const gla_args *a, int64_t chunks)
     r.states = kernel_round64(n * keys * (size_t)chain_padded(a->dim_v) * sizeof(bf16));
     r.ends = kernel_round64(2 * n * keys * sizeof(float));
     r.reader = kernel_round64(n * TILE * (size_t)chain_padded(a->dim_k) * sizeof(bf16));
-    r.own = kernel_round64(n * keys * (size_t)chain_blocks(a->dim_v) * sizeof(float));
+    r.own = kernel_round64(2 * n * keys * (size_t)chain_blocks(a->dim_v) * sizeof(float));
     r.carry = kernel_round64(heads * keys * (size_t)a->dim_v * sizeof(float));
     return r;
 }

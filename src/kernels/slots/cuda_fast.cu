@@ -24,7 +24,7 @@ static __device__ inline void slots_fetch_side(bf16 *tiles, const chain &p, cons
     chunk_fetch(tiles, side.x + x.at * side.width, p.heads * side.width, x.rows, side.width);
     chunk_fetch(tiles + parts * tile_of<bf16>::SIZE,
                 p.states + (x.head * p.chunks + x.chunk) * p.keys * p.row + side.offset, p.row, (int)p.keys,
-                side.width);
+                (side.width + 7) / 8 * 8);
     copy_async_commit();
 }
 
@@ -69,42 +69,42 @@ __global__ void __launch_bounds__(TILE_THREADS, 2)
     cuda_wait_previous();
     gated_place x = chain_place(p, blockIdx.x / p.chunks, blockIdx.x % p.chunks);
     int64_t note = (int64_t)blockIdx.x * TILE * p.pad;
-    int slots = (int)p.keys;
+    int slots = (int)p.keys, pad = (int)p.pad;
     slots_fetch_side(mix, p, x, MIX);
     slots_fetch_side(read, p, x, READ);
     fragment f[CHAIN_PARTS];
     chunk_left(f, left + x.at * mix_width, p.heads * mix_width, x.rows, mix_width);
     strip logits, y, P, shares;
-    if (BACKWARD) strip_fetch(logits, notes.logits + note, p.pad, TILE, slots);
+    if (BACKWARD) strip_fetch(logits, notes.logits + note, p.pad, TILE, pad);
     chunk_gates gates = chunk_gates_at(p, x, s, weights);
     copy_async_wait<1>();
     __syncthreads();
     chunk_mix(y, f, mix, mix + parts * SIZE, gates, parts);
     if (BACKWARD) {
         slots_softmax_gradient(y, P, shares, logits, slots);
-        strip_to_memory(shares, notes.shares + note, p.pad, TILE, slots, 1);
+        strip_to_memory(shares, notes.shares + note, p.pad, TILE, pad, 1);
         strip_each(y, [&](int, int, float &e) { e *= scale; });
         if (gates.harsh) {
-            strip_to_memory(P, notes.plain + note, p.pad, TILE, slots, 1);
-            strip_to_memory(y, notes.d_plain + note, p.pad, TILE, slots, 1);
+            strip_to_memory(P, notes.plain + note, p.pad, TILE, pad, 1);
+            strip_to_memory(y, notes.d_plain + note, p.pad, TILE, pad, 1);
         }
-        strip_each(P, [&](int t, int c, float &e) { e *= __expf(gates.G(t, c)); });
-        strip_to_memory(P, notes.weights + note, p.pad, TILE, slots, 1);
+        strip_each(P, [&](int t, int c, float &e) { e *= gated_exp(gates.G(t, c)); });
+        strip_to_memory(P, notes.weights + note, p.pad, TILE, pad, 1);
     } else {
         strip_each(y, [&](int, int, float &e) { e *= scale; });
-        if (notes.logits) strip_to_memory(y, notes.logits + note, p.pad, TILE, slots, 1);
+        if (notes.logits) strip_to_memory(y, notes.logits + note, p.pad, TILE, pad, 1);
         slots_softmax(y, slots);
     }
     P = y;
-    strip_each(P, [&](int t, int c, float &e) { e *= __expf(gates.G(t, c)); });
-    if (BACKWARD) strip_to_memory(P, notes.d_logits + note, p.pad, TILE, slots, 1);
+    strip_each(P, [&](int t, int c, float &e) { e *= gated_exp(gates.G(t, c)); });
+    if (BACKWARD) strip_to_memory(P, notes.d_logits + note, p.pad, TILE, pad, 1);
     fragment faded, scores;
     fragment_of(faded, P);
     chunk_scores(P, faded, y, gates, mix);
     fragment_of(scores, P);
     copy_async_wait<0>();
     __syncthreads();
-    chunk_read(o + x.at * read_width, p.heads * read_width, faded, scores,
+    chunk_read(o + x.at * read_width, p.heads * read_width, 1, faded, scores,
                read + chunk_parts(read_width) * SIZE, read, gates, read_width);
 }
 
@@ -122,9 +122,10 @@ __global__ void __launch_bounds__(TILE_THREADS, 2)
     cuda_wait_previous();
     gated_place x = chain_place(p, blockIdx.x / p.chunks, blockIdx.x % p.chunks);
     int64_t note = (int64_t)blockIdx.x * TILE * p.pad, state = (int64_t)blockIdx.x * p.keys * p.row;
-    int slots = (int)p.keys;
+    int slots = (int)p.keys, pad = (int)p.pad;
     auto fetch_grads = [&](int i) {
-        chunk_fetch(grads[i], p.grads + state + p.side[i].offset, p.row, slots, p.side[i].width);
+        chunk_fetch(grads[i], p.grads + state + p.side[i].offset, p.row, slots,
+                    (p.side[i].width + 7) / 8 * 8);
     };
 #pragma unroll
     for (int i = 0; i < CHAIN_SIDES; i++) {
@@ -134,7 +135,7 @@ __global__ void __launch_bounds__(TILE_THREADS, 2)
         grads[i] = i && ONE_ROOM ? grads[0] : at;
         if (i == 0 || !ONE_ROOM) at += (ONE_ROOM ? CHAIN_PARTS : chunk_parts(side.width)) * SIZE;
         chunk_fetch(d[i], side.d + x.at * side.width, p.heads * side.width, x.rows, side.width);
-        tile_load_async(reader[i], side.reader + note, p.pad, TILE, slots);
+        tile_load_async(reader[i], side.reader + note, p.pad, TILE, pad);
         if (i == 0 || !ONE_ROOM) fetch_grads(i);
         copy_async_commit();
     }
@@ -157,7 +158,8 @@ __global__ void __launch_bounds__(TILE_THREADS, 2)
                         grads[i],
                         reader[i],
                         p.heads * side.width,
-                        side.width};
+                        side.width,
+                        1};
         chunk_collect(d_write, a, gates, reader[i],
                       [&](int t, int c) { return c < slots ? from_bf16(plain[t * p.pad + c]) : 0; });
         if (i == 0 && ONE_ROOM) {
@@ -167,20 +169,21 @@ __global__ void __launch_bounds__(TILE_THREADS, 2)
         }
     }
     strip_fetch(g, gates.g, gates.stride, x.rows, slots);
-    strip_fetch(y, notes.shares + note, p.pad, x.rows, slots);
+    strip_fetch(y, notes.shares + note, p.pad, TILE, pad);
     __syncthreads();
     float *direct = reinterpret_cast<float *>(weights); /* with the next tile */
 #pragma unroll
     for (int n = 0; n < 8; n++)
 #pragma unroll
         for (int e = 0; e < 4; e++) {
-            y.x[n][e] -= gated_write(g.x[n][e]) * d_write.x[n][e];
-            d_write.x[n][e] *= __expf(g.x[n][e]);
+            float write = gated_write(g.x[n][e]);
+            y.x[n][e] -= write * d_write.x[n][e];
+            d_write.x[n][e] *= 1 - write;
         }
     strip_each(y, [&](int t, int c, float &e) { GATED_G(s, t, c) = e; });
     strip_each(d_write, [&](int t, int c, float &e) { direct[t * tile_of<float>::LD + c] = e; });
     __syncthreads();
-    chunk_gate_gradient(p, x, s, direct, d_g);
+    chunk_gate_gradient(p, x, s, 1, direct, d_g);
 }
 
 /* ---- calls ---- */
@@ -204,7 +207,8 @@ static slots_fast_room slots_fast_bytes(const slots_args *a, int64_t chunks)
     r.ends = kernel_round64(2 * n * S * sizeof(float));
     r.floats = kernel_round64(n * TILE * pad * sizeof(float));
     r.halves = kernel_round64(n * TILE * pad * sizeof(bf16));
-    r.own = kernel_round64(n * S * (size_t)(chain_blocks(a->dim_k) + chain_blocks(a->dim_v)) * sizeof(float));
+    r.own =
+        kernel_round64(2 * n * S * (size_t)(chain_blocks(a->dim_k) + chain_blocks(a->dim_v)) * sizeof(float));
     return r;
 }
 
