@@ -109,19 +109,6 @@ static void blurry_forward(const mixer_pass *p)
     mixer_output(p, t.o.wanted, value);
 }
 
-/* gradient += d_period, through host memory: the operator reports it as double on every device. */
-static void blurry_add_period_gradient(const mixer_pass *p, const double *d_period)
-{
-    mixer_layer *layer = p->layer;
-    int64_t Hkv = layer->config.heads_kv;
-    double *sum = layer->host_values, *part = sum + Hkv;
-    void *gradient = layer->gradient[MIXER_PERIOD];
-    if (values_read(layer->dev, gradient, Hkv, sum) != BLURRY_OK) return; /* device_sync reports it */
-    if (device_download(layer->dev, part, d_period, (size_t)Hkv * sizeof(double)) != BLURRY_OK) return;
-    for (int64_t h = 0; h < Hkv; h++) sum[h] += part[h];
-    (void)values_write(layer->dev, gradient, Hkv, sum);
-}
-
 static void blurry_backward(const mixer_pass *p)
 {
     int64_t value = p->layer->config.heads * p->layer->config.dim_v;
@@ -131,7 +118,11 @@ static void blurry_backward(const mixer_pass *p)
     mixer_output_backward(p, t.o.wanted, value, t.d_o.wanted);
     mixer_put(p, &t.d_o, value);
     device_blurry_backward(p->layer->dev, &core);
-    if (p->layer->config.learned_period) blurry_add_period_gradient(p, t.d_period);
+    if (p->layer->config.learned_period)
+        p->layer->dev->ops->collect(&p->layer->dev->run,
+                                    &(collect_args){.count = p->layer->config.heads_kv,
+                                                    .values = t.d_period,
+                                                    .gradient = p->layer->gradient[MIXER_PERIOD]});
     mixer_streams_backward(p, &t.s, 0);
 }
 
@@ -176,7 +167,7 @@ static blurry_status blurry_prepare(mixer_layer *layer)
     void *memory;
     STATUS_TRY(memory_alloc(&memory, (size_t)layer->batch + 1, sizeof(int64_t), "offsets of blurry"));
     layer->offsets = memory;
-    STATUS_TRY(memory_alloc(&memory, 2 * (size_t)c->heads_kv, sizeof(double), "periods of blurry"));
+    STATUS_TRY(memory_alloc(&memory, (size_t)c->heads_kv, sizeof(double), "periods of blurry"));
     layer->host_values = memory;
     if (!c->learned_period) return blurry_make_plan(layer, c->period);
     STATUS_TRY(blurry_read_periods(layer));

@@ -97,7 +97,7 @@ typedef struct mixer_layer {
     int threads;            /* for its plans; 0: the device's */
     blurry_attn_plan *plan; /* blurry; made anew when a learned period has moved */
     int64_t *offsets;       /* blurry: [batch + 1] in host memory */
-    double *host_values;    /* blurry: [2 heads_kv] */
+    double *host_values;    /* blurry: [heads_kv] */
 } mixer_layer;
 
 /* Bytes. `state` is for all B sequences, `scratch` is what the device's own scratch memory must hold. */

@@ -79,6 +79,20 @@ static void advance_forward(const op_call *call)
     assert_int_equal(position[2], 1000000000007);
 }
 
+static void collect_forward(const op_call *call)
+{
+    double part[2] = {1, -0.25}, was[2] = {2, 1e-9}, *values = op_lend(call, part, sizeof part);
+    float single[2] = {2, 1e-9f};
+    int wide = call->dev->param_element == sizeof(double);
+    void *gradient = op_lend(call, wide ? (void *)was : (void *)single, wide ? sizeof was : sizeof single);
+    call->dev->ops->collect(&call->dev->run,
+                            &(collect_args){.count = 2, .values = values, .gradient = gradient});
+    op_wait(call);
+    const double sum[2] = {3, -0.25 + (wide ? 1e-9 : (double)1e-9f)};
+    for (int i = 0; i < 2; i++)
+        assert_true(wide ? ((double *)gradient)[i] == sum[i] : ((float *)gradient)[i] == (float)sum[i]);
+}
+
 void ops_elementwise(void **state)
 {
     (void)state;
@@ -119,6 +133,8 @@ void ops_elementwise(void **state)
     }
     op_case c = {.family = "advance", .note = "", .forward = advance_forward};
     op_case_check(&c);
+    op_case parts = {.family = "collect", .note = "", .forward = collect_forward};
+    op_case_check(&parts);
 }
 
 /* ---- optimiser and reductions ---- */

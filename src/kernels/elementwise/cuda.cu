@@ -188,6 +188,20 @@ static void advance(const kernel_run *run, const advance_args *a)
                     (cudaStream_t)run->stream, a->batch, a->by, a->position);
 }
 
+static __global__ void collect_kernel(collect_args a)
+{
+    int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x;
+    float *gradient = (float *)a.gradient;
+    if (i < a.count) gradient[i] = (float)((double)gradient[i] + a.values[i]);
+}
+
+static void collect(const kernel_run *run, const collect_args *a)
+{
+    if (a->count > 0)
+        cuda_launch(collect_kernel, dim3((unsigned)kernel_blocks(a->count, THREADS)), dim3(THREADS), 0,
+                    (cudaStream_t)run->stream, *a);
+}
+
 #define ENTRIES(T, suffix)                                                                                   \
     extern "C" void add_cuda_##suffix(const kernel_run *run, const add_args *a)                              \
     {                                                                                                        \
@@ -212,6 +226,10 @@ static void advance(const kernel_run *run, const advance_args *a)
     extern "C" void advance_cuda_##suffix(const kernel_run *run, const advance_args *a)                      \
     {                                                                                                        \
         advance(run, a);                                                                                     \
+    }                                                                                                        \
+    extern "C" void collect_cuda_##suffix(const kernel_run *run, const collect_args *a)                      \
+    {                                                                                                        \
+        collect(run, a);                                                                                     \
     }
 
 ENTRIES(float, f32)

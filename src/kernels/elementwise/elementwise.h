@@ -47,4 +47,12 @@ typedef struct advance_args {
     int64_t *position;
 } advance_args;
 
+/* collect: gradient [count], of a parameter, += values, which an operator leaves in double on every device.
+ */
+typedef struct collect_args {
+    int64_t count;
+    const double *values;
+    void *gradient;
+} collect_args;
+
 #endif

@@ -92,3 +92,9 @@ KERNEL(advance, advance_args)
 {
     for (int64_t b = 0; b < a->batch; b++) a->position[b] += a->by;
 }
+
+KERNEL(collect, collect_args)
+{
+    real *gradient = a->gradient;
+    for (int64_t i = 0; i < a->count; i++) gradient[i] = (real)((double)gradient[i] + a->values[i]);
+}
