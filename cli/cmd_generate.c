@@ -25,7 +25,7 @@ static void print_help(void)
         "Continues the prompt with a model that `blurry train text` made and writes the new bytes to "
         "standard output.\n"
         "  --bytes N            how many (200)\n"
-        "  --temperature X      0: always the most probable byte; below 1 bolder, above 1 wilder (1)\n"
+        "  --temperature X      0: always the most probable byte; below 1 safer, above 1 wilder (1)\n"
         "  --top-p P            draw from the fewest bytes that hold this much probability (1)\n"
         "  --seed N             of the drawing (0)\n"
         "  --save-state FILE    afterwards save the state: position, memory, last byte and sampling\n"

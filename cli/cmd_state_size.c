@@ -13,9 +13,9 @@
 static const char usage[] =
     "usage: blurry state-size [--width D[,D...]] [--KEY VALUE ...] [--set KEY=VALUE ...] [--json]\n"
     "Elements of the state that one layer of each mixer carries after `length` tokens, for each width.\n"
-    "KEY is any option of models and mixers: heads, kv_heads, modes, window, slots, state, expand_k, "
-    "expand_v, conv,\n"
-    "length. `blurry help settings` describes them. Example:\n"
+    "KEY is length or a setting of the list below, of which heads, kv_heads, modes, window, slots, state, "
+    "expand_k,\n"
+    "expand_v and conv matter. Example:\n"
     "  blurry state-size --width 64,128,256 --heads 2 --modes 32 --window 63 --slots 63\n";
 
 enum { MAX_WIDTHS = 16 };

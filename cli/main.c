@@ -25,6 +25,14 @@ static void print_help(FILE *to)
     fprintf(to, "\n`blurry VERB --help` describes a verb; `blurry --version` prints the version.\n");
 }
 
+static int run_verb(int argc, char **argv)
+{
+    for (int i = 0; i < VERB_COUNT; i++)
+        if (!strcmp(argv[0], verbs[i].name)) return verbs[i].run(argc, argv);
+    fprintf(stderr, "blurry: unknown verb '%s'; `blurry --help` lists them\n", argv[0]);
+    return CLI_USAGE;
+}
+
 int main(int argc, char **argv)
 {
     if (argc < 2) {
@@ -32,6 +40,7 @@ int main(int argc, char **argv)
         return CLI_USAGE;
     }
     if (!strcmp(argv[1], "--help") || !strcmp(argv[1], "-h") || !strcmp(argv[1], "help")) {
+        if (argc > 2) return run_verb(2, (char *[]){argv[2], "--help", NULL}); /* blurry help VERB */
         print_help(stdout);
         return CLI_OK;
     }
@@ -39,8 +48,5 @@ int main(int argc, char **argv)
         printf("blurry %s\n", blurry_version());
         return CLI_OK;
     }
-    for (int i = 0; i < VERB_COUNT; i++)
-        if (!strcmp(argv[1], verbs[i].name)) return verbs[i].run(argc - 1, argv + 1);
-    fprintf(stderr, "blurry: unknown verb '%s'; `blurry --help` lists them\n", argv[1]);
-    return CLI_USAGE;
+    return run_verb(argc - 1, argv + 1);
 }

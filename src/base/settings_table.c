@@ -7,7 +7,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define TEXT_OF(x)     #x
 #define GROUP_MODEL    "model"
 #define GROUP_MIXER    "mixer"
 #define GROUP_TASK     "task"
@@ -28,7 +27,7 @@ const setting settings_table[] = {
     {INFO(name, "number", #fallback, #min " .. " #max, group, applies, help), .type = SETTING_REAL,          \
      .low = min, .high = max},
 #define BOOL(name, fallback, group, applies, help)                                                           \
-    {INFO(name, "switch", TEXT_OF(fallback), "true | false", group, applies, help), .type = SETTING_BOOL},
+    {INFO(name, "switch", #fallback, "true | false", group, applies, help), .type = SETTING_BOOL},
 #define TEXT(name, fallback, group, applies, help)                                                           \
     {INFO(name, "text", fallback, "", group, applies, help), .type = SETTING_TEXT},
 #define NAMES(name, fallback, group, applies, help)                                                          \
