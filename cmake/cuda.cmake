@@ -1,5 +1,7 @@
 # The CUDA part: src/**/*.cu and src/device/cuda*.c, built where nvcc is. BLURRY_CUDA is AUTO (the default: where
 # nvcc is found), ON (fail without it) or OFF. Code is made for Hopper; -DCMAKE_CUDA_ARCHITECTURES=80;90 for others.
+# Files *_hopper.cu have instructions that no other GPU knows: they are compiled for Hopper alone, and their callers ask
+# whether the GPU at hand is one.
 # The runtime is linked statically, cuBLASLt is opened when the first CUDA device is made: the programs start on
 # machines without CUDA and say there what is missing.
 set(BLURRY_CUDA AUTO CACHE STRING "Build the CUDA kernels: AUTO, ON or OFF")
@@ -43,16 +45,26 @@ if(BLURRY_HAVE_CUDA)
   enable_language(CUDA)
   find_package(CUDAToolkit REQUIRED)
   message(STATUS "CUDA ${CUDAToolkit_VERSION}, for compute capability ${CMAKE_CUDA_ARCHITECTURES}")
-  add_library(blurry_cuda_objects OBJECT ${BLURRY_CUDA_SOURCES})
-  set_target_properties(blurry_cuda_objects PROPERTIES CUDA_STANDARD 17 CUDA_STANDARD_REQUIRED ON
-    CUDA_VISIBILITY_PRESET hidden)
-  target_include_directories(blurry_cuda_objects PRIVATE ${CMAKE_SOURCE_DIR}/include ${CMAKE_SOURCE_DIR}/src
-    ${RANDOM123_INCLUDE})
-  target_compile_definitions(blurry_cuda_objects PRIVATE BLURRY_BUILD R123_USE_SSE=0 R123_USE_AES_NI=0)
-  # Host code without the C++ library, so that C programs link it.
-  target_compile_options(blurry_cuda_objects PRIVATE -Werror=all-warnings
-    "SHELL:-Xcompiler -fno-exceptions,-fno-rtti,-fno-threadsafe-statics")
-  set(blurry_device_objects $<TARGET_OBJECTS:blurry_cuda_objects> $<TARGET_OBJECTS:blurry_cuda_c_objects>)
+  set(hopper_sources ${BLURRY_CUDA_SOURCES})
+  list(FILTER hopper_sources INCLUDE REGEX "_hopper\\.cu$")
+  set(other_sources ${BLURRY_CUDA_SOURCES})
+  list(REMOVE_ITEM other_sources ${hopper_sources})
+  add_library(blurry_cuda_objects OBJECT ${other_sources})
+  add_library(blurry_hopper_objects OBJECT ${hopper_sources})
+  set(BLURRY_HOPPER_ARCHITECTURE 90a-real CACHE STRING "What *_hopper.cu are compiled for")
+  set_target_properties(blurry_hopper_objects PROPERTIES CUDA_ARCHITECTURES ${BLURRY_HOPPER_ARCHITECTURE})
+  foreach(objects blurry_cuda_objects blurry_hopper_objects)
+    set_target_properties(${objects} PROPERTIES CUDA_STANDARD 17 CUDA_STANDARD_REQUIRED ON
+      CUDA_VISIBILITY_PRESET hidden)
+    target_include_directories(${objects} PRIVATE ${CMAKE_SOURCE_DIR}/include ${CMAKE_SOURCE_DIR}/src
+      ${RANDOM123_INCLUDE})
+    target_compile_definitions(${objects} PRIVATE BLURRY_BUILD R123_USE_SSE=0 R123_USE_AES_NI=0)
+    # Host code without the C++ library, so that C programs link it.
+    target_compile_options(${objects} PRIVATE -Werror=all-warnings
+      "SHELL:-Xcompiler -fno-exceptions,-fno-rtti,-fno-threadsafe-statics")
+  endforeach()
+  set(blurry_device_objects $<TARGET_OBJECTS:blurry_cuda_objects> $<TARGET_OBJECTS:blurry_hopper_objects>
+    $<TARGET_OBJECTS:blurry_cuda_c_objects>)
   target_link_libraries(blurry_dependencies INTERFACE CUDA::cudart_static)
 else()
   message(STATUS "CUDA: not built (BLURRY_CUDA is ${BLURRY_CUDA}, nvcc ${CMAKE_CUDA_COMPILER})")

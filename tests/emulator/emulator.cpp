@@ -12,7 +12,7 @@ thread_local emulator_thread *emulator_self;
 namespace
 {
 
-enum { STACK_BYTES = 256 * 1024, BARRIERS = 16 };
+enum { STACK_BYTES = 256 * 1024, BARRIERS = 16, SHARED_ALIGNED = 1024 };
 
 struct barrier {
     int arrived;
@@ -248,7 +248,7 @@ void run_grid(dim3 grid, dim3 block, size_t shared_bytes, const std::function<vo
     m->waiting.resize((size_t)count);
     m->order = running_order(count);
     m->warps.resize((size_t)(count + 31) / 32);
-    m->shared.resize(shared_bytes + 256);
+    m->shared.resize(shared_bytes + 2 * SHARED_ALIGNED);
     m->body = &body;
     while (pool.stacks.size() < (size_t)count)
         pool.stacks.push_back((char *)aligned_alloc(4096, STACK_BYTES));
@@ -281,7 +281,13 @@ void emulator_check_waited(void)
 
 void *emulator_dynamic_shared(void)
 {
-    return (void *)(((uintptr_t)current->shared.data() + 127) & ~(uintptr_t)127);
+    return (void *)(((uintptr_t)current->shared.data() + SHARED_ALIGNED - 1) &
+                    ~(uintptr_t)(SHARED_ALIGNED - 1));
+}
+
+uint32_t cuda_shared_address(const void *p)
+{
+    return (uint32_t)((const char *)p - (const char *)emulator_dynamic_shared());
 }
 
 void emulator_barrier(int id, int threads)

@@ -154,6 +154,22 @@ static inline void ldmatrix_x2_trans(uint32_t *r, const void *row)
     emulator_ldmatrix(r, row, 2, true);
 }
 
+/* Products of warp groups (kernels/cuda_group.h), done when they are begun. Shared memory is addressed from
+ * the beginning of the dynamic one. */
+uint32_t cuda_shared_address(const void *p);
+void emulator_group_multiply(float *d, int columns, const uint32_t *a, uint64_t b, bool by_rows, bool add);
+template <bool BY_ROWS, int N>
+static inline void group_multiply(float (&d)[N][4], const uint32_t (&a)[4], uint64_t b, bool add)
+{
+    emulator_group_multiply(d[0], 8 * N, a, b, BY_ROWS, add);
+}
+static inline void group_begin(void) {}
+static inline void group_publish(void) {}
+static inline void group_commit(void) {}
+template <int N> static inline void group_wait(void) {}
+template <typename T, int N> static inline void group_hold(T (&)[N][4]) {}
+static inline void group_known(float) {}
+
 /* Copies land only when they are waited for, as late as the hardware may. */
 void copy_async16(void *shared, const void *global, bool valid);
 void copy_async_commit(void);

@@ -1,6 +1,8 @@
 /* Tensor-core instructions and number formats. Fragment layouts: PTX manual, mma.m16n8k16 and m16n8k8. */
 #include "emulator.h"
 
+#include <stdio.h>
+
 uint16_t emulator_round_bf16(float x)
 {
     uint32_t bits = __float_as_uint(x);
@@ -115,4 +117,45 @@ void emulator_ldmatrix(uint32_t *r, const void *row, int matrices, bool transpos
     const unsigned char *all = emulator_exchange(0xffffffffu, &mine, sizeof mine, load_matrices);
     memcpy(r, ((const matrix_load *)(all + EMULATOR_EXCHANGE * emulator_self->lane))->r,
            (size_t)matrices * sizeof *r);
+}
+
+/* Where the operand's descriptor has element (depth, column), in bytes: PTX manual, matrix descriptors of
+ * wgmma with the swizzle of 128 bytes. */
+static size_t place_of(uint64_t b, int depth, int column, bool by_rows)
+{
+    size_t start = (b & 0x3fff) * 16, leading = (b >> 16 & 0x3fff) * 16, stride = (b >> 32 & 0x3fff) * 16;
+    size_t at = by_rows ? start + (size_t)(column / 64) * leading + (size_t)(depth / 8) * stride +
+                              (size_t)(depth % 8 * 128 + column % 64 * 2)
+                        : start + (size_t)(column / 8) * stride + (size_t)(column % 8 * 128 + depth * 2);
+    return at ^ (at >> 7 & 7) << 4;
+}
+
+/* Each warp finds its 16 rows by itself. */
+void emulator_group_multiply(float *d, int columns, const uint32_t *a, uint64_t b, bool by_rows, bool add)
+{
+    if (b >> 62 != 1 || (b & 0x3fff) * 16 % 1024 >= 128) {
+        fprintf(stderr, "emulator: operand %llx of a warp group: not swizzled or not aligned\n",
+                (unsigned long long)b);
+        abort();
+    }
+    const unsigned char *all = emulator_exchange(0xffffffffu, a, 4 * sizeof *a);
+    const char *shared = (const char *)emulator_dynamic_shared();
+    int group = emulator_self->lane / 4, place = emulator_self->lane % 4;
+    float row[2][16]; /* of a */
+    for (int k = 0; k < 16; k++) {
+        uint32_t his[4];
+        memcpy(his, all + EMULATOR_EXCHANGE * (group * 4 + k % 8 / 2), sizeof his);
+        for (int half = 0; half < 2; half++) row[half][k] = half_of(his[half + k / 8 * 2], k % 2);
+    }
+    for (int n = 0; n < columns / 8; n++)
+        for (int i = 0; i < 2; i++) {
+            float sum[2] = {add ? d[4 * n + i] : 0, add ? d[4 * n + 2 + i] : 0};
+            for (int k = 0; k < 16; k++) {
+                __nv_bfloat16 x;
+                memcpy(&x, shared + place_of(b, k, 8 * n + 2 * place + i, by_rows), sizeof x);
+                for (int half = 0; half < 2; half++) sum[half] += row[half][k] * __bfloat162float(x);
+            }
+            d[4 * n + i] = sum[0], d[4 * n + 2 + i] = sum[1];
+        }
+    emulator_warp_barrier(0xffffffffu); /* nobody overwrites what another still reads */
 }

@@ -1,18 +1,19 @@
 /* Output head and cross-entropy on a CUDA device. Two ways:
  *  - fused, for bf16 and widths up to 128: one kernel scans the vocabulary with a running softmax
  *    (cuda_scan.cuh), one finishes the labels (cuda_join.cuh), one makes d_weight (cuda_weight.cuh); logits
- *    stay on the chip.
+ *    stay on the chip. The first and the last have another form for Hopper (cuda_hopper.cu).
  *  - by products, for every other shape and for float, over blocks of labels: logits, softmax row by row, two
  *    products. */
 #include "kernels/cuda_blas.h"
 #include "kernels/cuda_side.h"
+#include "kernels/xent/cuda_hopper.h"
 #include "kernels/xent/cuda_join.cuh"
 #include "kernels/xent/cuda_scan.cuh"
 #include "kernels/xent/cuda_weight.cuh"
 
 enum { ROW_THREADS = 256, WIDEST_FUSED = 128 };
-/* Blocks of the fused kernels: two for every multiprocessor. Label splits: how many partial d_weight. */
-enum { FUSED_BLOCKS = 256, LABEL_SPLITS_MOST = 8 };
+/* Label splits: how many partial d_weight. */
+enum { LABEL_SPLITS_MOST = 8 };
 /* One block's logits should stay in the second-level cache. */
 enum { LOGITS_MOST = 32 << 20 };
 
@@ -55,21 +56,30 @@ static bool fused_fits(const xent_args *a)
            all_aligned(a->hidden, a->weight, a->d_weight, a->d_hidden);
 }
 
+/* Blocks of the fused kernels that fill the device. */
+static int64_t blocks_of(bool hopper)
+{
+    int device = 0, processors = 0;
+    (void)cudaGetDevice(&device);
+    (void)cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
+    return kernel_max(1, processors) * (hopper ? 1 : 2);
+}
+
 /* Sizes and places. What depends on the number of labels stays below a bound that holds for every smaller
  * number, so memory planned for the most labels serves fewer. */
-static xent_block fused_layout(const xent_args *a, scratch_taker *s)
+static xent_block fused_layout(const xent_args *a, bool hopper, scratch_taker *s)
 {
     xent_block b = {};
-    b.a = *a;
-    b.tiles = kernel_blocks(a->vocab, TILE);
+    b.a = *a, b.hopper = hopper;
+    int64_t blocks = blocks_of(hopper), tile = hopper ? (int)HOPPER_TILE : (int)TILE;
+    b.tiles = kernel_blocks(a->vocab, tile);
     b.padded = round_up(a->labels, BLOCK_ROWS);
     int64_t most_splits = kernel_min(SPLITS_MOST, b.tiles),
             vocab_blocks = kernel_blocks(a->vocab, BLOCK_ROWS);
-    b.splits = kernel_max(1, kernel_min(most_splits, FUSED_BLOCKS / (b.padded / BLOCK_ROWS)));
-    int64_t split_rows =
-        kernel_min(most_splits * b.padded, kernel_max(b.padded, (int64_t)FUSED_BLOCKS * BLOCK_ROWS));
-    b.label_splits = kernel_min(kernel_blocks(a->labels, TILE),
-                                kernel_max(1, kernel_min(LABEL_SPLITS_MOST, FUSED_BLOCKS / vocab_blocks)));
+    b.splits = kernel_max(1, kernel_min(most_splits, blocks / (b.padded / BLOCK_ROWS)));
+    int64_t split_rows = kernel_min(most_splits * b.padded, kernel_max(b.padded, blocks * BLOCK_ROWS));
+    b.label_splits = kernel_min(kernel_blocks(a->labels, tile),
+                                kernel_max(1, kernel_min(LABEL_SPLITS_MOST, blocks / vocab_blocks)));
     b.stats = take<float4>(s, split_rows);
     b.target_logit = take<float>(s, b.padded);
     b.sums = take<bf16>(s, split_rows * a->width);
@@ -84,22 +94,28 @@ static xent_block fused_layout(const xent_args *a, scratch_taker *s)
     return b;
 }
 
-/* The labels' losses and gradients. */
-template <int D> static void fused_labels(const kernel_run *run, const xent_block &b, int backward)
+template <int D> static void fused_scan(const kernel_run *run, const xent_block &b, int backward)
 {
-    cudaStream_t stream = (cudaStream_t)run->stream;
+    if (b.hopper) return xent_hopper_scan(run, b, backward);
     auto scan = !backward    ? xent_scan_kernel<D, false, true>
                 : b.a.argmax ? xent_scan_kernel<D, true, true>
                              : xent_scan_kernel<D, true, false>;
     cuda_launch_early(run->early, scan, dim3((unsigned)b.splits, (unsigned)(b.padded / BLOCK_ROWS)),
-                      dim3(FUSED_THREADS), sizeof(scan_shared<D>), stream, b);
+                      dim3(FUSED_THREADS), sizeof(scan_shared<D>), (cudaStream_t)run->stream, b);
+}
+
+/* The labels' losses and gradients. */
+template <int D> static void fused_labels(const kernel_run *run, const xent_block &b, int backward)
+{
+    fused_scan<D>(run, b, backward);
     cuda_launch_early(run->early, backward ? xent_join_kernel<D, true> : xent_join_kernel<D, false>,
                       dim3((unsigned)kernel_blocks(b.a.labels * (D / 4), JOIN_THREADS)), dim3(JOIN_THREADS),
-                      0, stream, b);
+                      0, (cudaStream_t)run->stream, b);
 }
 
 template <int D> static void fused_weight(const kernel_run *run, const xent_block &b)
 {
+    if (b.hopper) return xent_hopper_weight(run, b);
     cuda_launch_early(run->early, xent_weight_kernel<D>,
                       dim3((unsigned)kernel_blocks(b.a.vocab, BLOCK_ROWS), (unsigned)b.label_splits),
                       dim3(FUSED_THREADS), sizeof(weight_shared<D>), (cudaStream_t)run->stream, b);
@@ -109,11 +125,12 @@ template <int D> static void fused_weight(const kernel_run *run, const xent_bloc
 static void fused(const kernel_run *run, const xent_args *a, int backward)
 {
     scratch_taker counted = {}, scratch = {(char *)run->scratch, 0};
-    xent_block b = fused_layout(a, &counted);
+    bool hopper = xent_hopper_usable();
+    xent_block b = fused_layout(a, hopper, &counted);
     int weight = backward && a->d_weight, narrow = a->width <= 64;
     void *handed = weight ? side_memory(run, counted.used) : NULL;
     if (handed) scratch.base = (char *)handed;
-    b = fused_layout(a, &scratch);
+    b = fused_layout(a, hopper, &scratch);
     narrow ? fused_labels<64>(run, b, backward) : fused_labels<128>(run, b, backward);
     if (weight) {
         const kernel_run *then = handed ? side_run(run) : run;
@@ -296,7 +313,7 @@ template <typename T> static void xent_sizes(const xent_args *a, kernel_sizes *s
 {
     scratch_taker one = {}, other = {};
     pieces_of<T>(a, &one);
-    if (sizeof(T) == sizeof(bf16) && fused_fits(a)) fused_layout(a, &other);
+    if (sizeof(T) == sizeof(bf16) && fused_fits(a)) fused_layout(a, xent_hopper_usable(), &other);
     *sizes = {};
     sizes->scratch = one.used > other.used ? one.used : other.used;
 }

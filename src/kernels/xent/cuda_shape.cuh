@@ -1,5 +1,6 @@
 /* What the kernels of the fused head (bf16, narrow models) share: sizes of tiles, the layout of scratch and
- * the products of one warp.
+ * the products of one warp. On Hopper warp groups multiply instead (cuda_hopper.cu): the same work in other
+ * shapes, so what comes between the products is written for R tiles of 16 rows to a warp and N of 8 columns.
  *
  * Two kernels do the work, and neither keeps logits or probabilities in memory: both compute logits of
  * BLOCK_ROWS rows that stay in shared memory against tiles of TILE rows that pass by, turn them into weights
@@ -43,6 +44,7 @@ struct label_note {
 
 typedef struct xent_block {
     xent_args a;
+    bool hopper;           /* whether the kernels are those of cuda_hopper.cu */
     int64_t padded;        /* labels, rounded up to BLOCK_ROWS */
     int64_t tiles, splits; /* of the vocabulary; each split is a run of tiles */
     int64_t label_splits;  /* of the labels, for d_weight */
@@ -67,10 +69,10 @@ static __device__ inline int64_t label_count(const xent_args &a)
 
 /* ROWS neighbouring rows of `width` elements (a multiple of 8) to shared rows of D + PAD by all threads; zero
  * from row `rows` and from column `width` on. */
-template <int D, int ROWS>
+template <int D, int ROWS, int THREADS = FUSED_THREADS>
 static __device__ inline void rows_async(bf16 *to, const bf16 *from, int width, int rows, int thread)
 {
-    enum { PIECES = D / 8, AT_ONCE = FUSED_THREADS / PIECES };
+    enum { PIECES = D / 8, AT_ONCE = THREADS / PIECES };
     int c = thread % PIECES * 8, r = thread / PIECES;
     to += r * (D + PAD) + c, rows = c < width ? rows : 0;
 #pragma unroll
@@ -115,12 +117,14 @@ template <int D> static __device__ inline void logits_of(const bf16 *rows, const
     }
 }
 
-static __device__ inline void weights_of(const warp_logits &s, warp_weights &p)
+/* Weights, in bf16, as left operand of a product. */
+template <int R, int Q>
+static __device__ inline void weights_of(const float (&s)[R][2 * Q][4], uint32_t (&p)[R][Q][4])
 {
 #pragma unroll
-    for (int m = 0; m < ROW_TILES; m++)
+    for (int m = 0; m < R; m++)
 #pragma unroll
-        for (int q = 0; q < WARP_TILE / 16; q++)
+        for (int q = 0; q < Q; q++)
 #pragma unroll
             for (int i = 0; i < 4; i++) {
                 int n = 2 * q + i / 2, half = i % 2;

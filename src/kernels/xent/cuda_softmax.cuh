@@ -1,4 +1,4 @@
-/* The running softmax of a warp in the scan of the vocabulary (cuda_scan.cuh).
+/* The running softmax of a warp in the scan of the vocabulary, for R tiles of 16 labels and N of 8 columns.
  *
  * Weights are 2^(z - k), z = logit log2(e). The integer k follows the largest z of the row, but only where
  * that has grown by more than LAG: in float and bf16 weights above 1 are as exact as below, and sums are
@@ -7,19 +7,19 @@
 #define BLURRY_KERNELS_XENT_CUDA_SOFTMAX_CUH
 #include "kernels/xent/cuda_shape.cuh"
 
-enum { LAG = 16 };
+enum { LAG = 16, HIT_COLUMNS = 32 };
 
 /* Of a warp's labels, row m * 16 + half * 8 + g at [m][half]. */
-struct scan_rows {
-    float k[ROW_TILES][2], sum[ROW_TILES][2]; /* sum: of this lane's columns */
-    float best[ROW_TILES][2];                 /* largest logit of this lane's columns, and where */
-    int best_at[ROW_TILES][2];
+template <int R> struct scan_rows {
+    float k[R][2], sum[R][2]; /* sum: of this lane's columns */
+    float best[R][2];         /* largest logit of this lane's columns, and where */
+    int best_at[R][2];
 };
 
-static __device__ inline void scan_start(scan_rows &rows)
+template <int R> static __device__ inline void scan_start(scan_rows<R> &rows)
 {
 #pragma unroll
-    for (int m = 0; m < ROW_TILES; m++)
+    for (int m = 0; m < R; m++)
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             rows.k[m][half] = -1e30f, rows.sum[m][half] = 0;
@@ -27,37 +27,41 @@ static __device__ inline void scan_start(scan_rows &rows)
         }
 }
 
-/* Takes the targets among columns first .. first + WARP_TILE out of s: their logits are noted and count in
- * the sum only, for their part of the gradient is added where 1 - p is known exactly. */
-static __device__ inline void scan_targets(warp_logits &s, const int *target, int first, float *target_logit,
-                                           scan_rows &rows)
+/* Takes the targets among the HIT_COLUMNS columns from tile n0 on, which is column `first`, out of s: their
+ * logits are noted and count in the sum only, for their part of the gradient is added where 1 - p is known
+ * exactly. */
+template <int R, int N>
+static __device__ inline void scan_targets(float (&s)[R][N][4], int n0, const int *target, int first,
+                                           float *target_logit, scan_rows<R> &rows)
 {
     int g = (int)threadIdx.x % 32 / 4, t = (int)threadIdx.x % 4;
 #pragma unroll
-    for (int m = 0; m < ROW_TILES; m++)
+    for (int m = 0; m < R; m++)
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             int r = m * 16 + half * 8 + g, at = target[r] - first;
             float z = -INFINITY;
 #pragma unroll
-            for (int n = 0; n < WARP_TILE / 8; n++)
+            for (int n = 0; n < HIT_COLUMNS / 8; n++)
 #pragma unroll
                 for (int i = 0; i < 2; i++)
-                    if (at == n * 8 + 2 * t + i) z = s[m][n][2 * half + i], s[m][n][2 * half + i] = -INFINITY;
-            if (at < 0 || at >= WARP_TILE || at / 2 % 4 != t) continue;
+                    if (at == n * 8 + 2 * t + i)
+                        z = s[m][n0 + n][2 * half + i], s[m][n0 + n][2 * half + i] = -INFINITY;
+            if (at < 0 || at >= HIT_COLUMNS || at / 2 % 4 != t) continue;
             target_logit[r] = z;
             rows.sum[m][half] += exp2_fast(fmaf(z, LOG2_E, -rows.k[m][half]));
         }
 }
 
 /* The first largest logit of each row so far, of this lane's columns. */
-static __device__ inline void scan_best(const warp_logits &s, int first, scan_rows &rows)
+template <int R, int N>
+static __device__ inline void scan_best(const float (&s)[R][N][4], int first, scan_rows<R> &rows)
 {
     int column = first + (int)threadIdx.x % 4 * 2;
 #pragma unroll
-    for (int m = 0; m < ROW_TILES; m++)
+    for (int m = 0; m < R; m++)
 #pragma unroll
-        for (int n = 0; n < WARP_TILE / 8; n++)
+        for (int n = 0; n < N; n++)
 #pragma unroll
             for (int i = 0; i < 4; i++)
                 if (s[m][n][i] > rows.best[m][i / 2])
@@ -66,11 +70,12 @@ static __device__ inline void scan_best(const warp_logits &s, int first, scan_ro
 
 /* Brings k up to the largest logit of the quad where that is more than LAG ahead; factor: what sums so far
  * are to be multiplied with. */
-static __device__ inline void scan_raise(scan_rows &rows, const float (&largest)[ROW_TILES][2],
-                                         float (&factor)[ROW_TILES][2])
+template <int R>
+static __device__ inline void scan_raise(scan_rows<R> &rows, const float (&largest)[R][2],
+                                         float (&factor)[R][2])
 {
 #pragma unroll
-    for (int m = 0; m < ROW_TILES; m++)
+    for (int m = 0; m < R; m++)
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             float most = largest[m][half];
@@ -82,25 +87,26 @@ static __device__ inline void scan_raise(scan_rows &rows, const float (&largest)
         }
 }
 
-template <int N>
-static __device__ inline void scale_rows(float (&o)[ROW_TILES][N][4], const float (&factor)[ROW_TILES][2])
+template <int R, int N>
+static __device__ inline void scale_rows(float (&o)[R][N][4], const float (&factor)[R][2])
 {
 #pragma unroll
-    for (int m = 0; m < ROW_TILES; m++)
+    for (int m = 0; m < R; m++)
 #pragma unroll
         for (int n = 0; n < N; n++)
 #pragma unroll
             for (int i = 0; i < 4; i++) o[m][n][i] *= factor[m][i / 2];
 }
+
 /* Columns from `vocab` on count for nothing. */
-static __device__ inline void scan_mask(warp_logits &s, int column, int vocab)
+template <int R, int N> static __device__ inline void scan_mask(float (&s)[R][N][4], int column, int vocab)
 {
     int t = (int)threadIdx.x % 4;
-    if (column + WARP_TILE <= vocab) return;
+    if (column + 8 * N <= vocab) return;
 #pragma unroll
-    for (int m = 0; m < ROW_TILES; m++)
+    for (int m = 0; m < R; m++)
 #pragma unroll
-        for (int n = 0; n < WARP_TILE / 8; n++)
+        for (int n = 0; n < N; n++)
 #pragma unroll
             for (int i = 0; i < 4; i++)
                 if (column + n * 8 + 2 * t + i % 2 >= vocab) s[m][n][i] = -INFINITY;
@@ -108,18 +114,18 @@ static __device__ inline void scan_mask(warp_logits &s, int column, int vocab)
 
 /* Whether some row's largest logit `most` is so far ahead that k has to follow. With BEST that is the largest
  * so far, which is kept anyway. */
-template <bool BEST>
-static __device__ inline bool scan_ahead(const warp_logits &s, const scan_rows &rows,
-                                         float (&most)[ROW_TILES][2])
+template <bool BEST, int R, int N>
+static __device__ inline bool scan_ahead(const float (&s)[R][N][4], const scan_rows<R> &rows,
+                                         float (&most)[R][2])
 {
     bool ahead = false;
 #pragma unroll
-    for (int m = 0; m < ROW_TILES; m++)
+    for (int m = 0; m < R; m++)
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             most[m][half] = BEST ? rows.best[m][half] : -INFINITY;
 #pragma unroll
-            for (int n = 0; n < WARP_TILE / 8 && !BEST; n++)
+            for (int n = 0; n < N && !BEST; n++)
                 most[m][half] = fmaxf(most[m][half], fmaxf(s[m][n][2 * half], s[m][n][2 * half + 1]));
             ahead = ahead || fmaf(most[m][half], LOG2_E, -rows.k[m][half]) > LAG;
         }
@@ -127,12 +133,12 @@ static __device__ inline bool scan_ahead(const warp_logits &s, const scan_rows &
 }
 
 /* Logits to weights, which are added to the sums. */
-static __device__ inline void scan_weights(warp_logits &s, scan_rows &rows)
+template <int R, int N> static __device__ inline void scan_weights(float (&s)[R][N][4], scan_rows<R> &rows)
 {
 #pragma unroll
-    for (int m = 0; m < ROW_TILES; m++)
+    for (int m = 0; m < R; m++)
 #pragma unroll
-        for (int n = 0; n < WARP_TILE / 8; n++)
+        for (int n = 0; n < N; n++)
 #pragma unroll
             for (int i = 0; i < 4; i++) {
                 s[m][n][i] = exp2_fast(fmaf(s[m][n][i], LOG2_E, -rows.k[m][i / 2]));
@@ -140,12 +146,12 @@ static __device__ inline void scan_weights(warp_logits &s, scan_rows &rows)
             }
 }
 
-/* What the split found about the warp's labels, to `stats` [WARP_ROWS]. */
-static __device__ inline void scan_stats(const scan_rows &rows, float4 *stats)
+/* What the split found about the warp's labels, to `stats` [16 R]. */
+template <int R> static __device__ inline void scan_stats(const scan_rows<R> &rows, float4 *stats)
 {
     int lane = (int)threadIdx.x % 32, g = lane / 4, t = lane % 4;
 #pragma unroll
-    for (int m = 0; m < ROW_TILES; m++)
+    for (int m = 0; m < R; m++)
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             float sum = rows.sum[m][half], most = rows.best[m][half];

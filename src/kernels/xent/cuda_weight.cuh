@@ -12,29 +12,36 @@ template <int D> struct weight_shared {
 };
 
 /* Logits s of rows `row0` .. and labels `notes` .. to the gradient of the logits over grad_scale. */
-static __device__ inline void weight_gradient(warp_logits &s, const label_note *notes, int row0)
+template <int R, int N>
+static __device__ inline void weight_gradient(float (&s)[R][N][4], const label_note *notes, int row0)
 {
     int lane = (int)threadIdx.x % 32, g = lane / 4, t = lane % 4;
 #pragma unroll
-    for (int n = 0; n < WARP_TILE / 8; n++)
+    for (int n = 0; n < N; n++)
 #pragma unroll
-        for (int i = 0; i < 4; i++) {
-            float k = notes[n * 8 + 2 * t + i % 2].log2_sum;
+        for (int i = 0; i < 2; i++) {
+            float k = notes[n * 8 + 2 * t + i].log2_sum;
 #pragma unroll
-            for (int m = 0; m < ROW_TILES; m++) s[m][n][i] = exp2_fast(fmaf(s[m][n][i], LOG2_E, -k));
+            for (int m = 0; m < R; m++)
+#pragma unroll
+                for (int half = 0; half < 2; half++)
+                    s[m][n][2 * half + i] = exp2_fast(fmaf(s[m][n][2 * half + i], LOG2_E, -k));
         }
-    int mine = notes[lane].target - row0;
-    if (!__any_sync(CUDA_FULL_WARP, mine >= 0 && mine < WARP_ROWS)) return;
 #pragma unroll
-    for (int n = 0; n < WARP_TILE / 8; n++)
+    for (int n0 = 0; n0 < N; n0 += 4) { /* a label for each lane */
+        int mine = notes[n0 * 8 + lane].target - row0;
+        if (!__any_sync(CUDA_FULL_WARP, mine >= 0 && mine < 16 * R)) continue;
 #pragma unroll
-        for (int i = 0; i < 4; i++) {
-            const label_note &note = notes[n * 8 + 2 * t + i % 2];
-            int r = note.target - row0;
+        for (int n = n0; n < n0 + 4; n++)
 #pragma unroll
-            for (int m = 0; m < ROW_TILES; m++)
-                if (r == m * 16 + i / 2 * 8 + g) s[m][n][i] = -note.missing;
-        }
+            for (int i = 0; i < 4; i++) {
+                const label_note &note = notes[n * 8 + 2 * t + i % 2];
+                int r = note.target - row0;
+#pragma unroll
+                for (int m = 0; m < R; m++)
+                    if (r == m * 16 + i / 2 * 8 + g) s[m][n][i] = -note.missing;
+            }
+    }
 }
 
 /* o += the gradient of the tile's logits times the tile. */
@@ -56,15 +63,14 @@ static __device__ inline void weight_tile(const weight_shared<D> &shared, int st
 }
 
 /* The warp's rows of `to` [vocab, width] = (add: +=) scale * o. */
-template <int D>
+template <int R, int N>
 static __device__ inline void weight_store(const xent_block &b, float *to, bool add, float scale,
-                                           int64_t row0, const float (&o)[ROW_TILES][D / 8][4])
+                                           int64_t row0, const float (&o)[R][N][4])
 {
-    enum { N = D / 8 };
     int lane = (int)threadIdx.x % 32, g = lane / 4, t = lane % 4;
     to += (int64_t)(row0 + g) * b.a.width + 2 * t;
 #pragma unroll
-    for (int m = 0; m < ROW_TILES; m++)
+    for (int m = 0; m < R; m++)
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             int r = m * 16 + half * 8;
@@ -84,9 +90,9 @@ static __device__ inline void weight_store(const xent_block &b, float *to, bool 
 }
 
 /* The block of these rows that ends last adds up what all have left, in their order. */
-template <int D> static __device__ inline void weight_join(const xent_block &b, int &last, int first)
+template <int THREADS> static __device__ inline void weight_join(const xent_block &b, int &last, int first)
 {
-    enum { AT_ONCE = 4, STEP = 4 * FUSED_THREADS }; /* loads under way, and elements between them */
+    enum { AT_ONCE = 4, STEP = 4 * THREADS }; /* loads under way, and elements between them */
     __threadfence();
     __syncthreads();
     if (threadIdx.x == 0) last = atomicAdd(b.arrived + blockIdx.x, 1) == (int)b.label_splits - 1;
@@ -113,6 +119,17 @@ template <int D> static __device__ inline void weight_join(const xent_block &b, 
         for (int k = 0; k < AT_ONCE; k++)
             if (i + k * STEP < end) store_many<4>(to + i + k * STEP, sum[k]);
     }
+}
+
+/* What a block does with the gradients o of its rows `first` .., a warp having those from row0 on. */
+template <int THREADS, int R, int N>
+static __device__ inline void weight_finish(const xent_block &b, int &last, int first, int row0,
+                                            const float (&o)[R][N][4])
+{
+    float scale = (float)*b.a.grad_scale;
+    if (b.label_splits == 1) return weight_store(b, (float *)b.a.d_weight, true, scale, row0, o);
+    weight_store(b, b.weight_parts + blockIdx.y * b.a.vocab * b.a.width, false, scale, row0, o);
+    weight_join<THREADS>(b, last, first);
 }
 
 /* Grid (blocks of the vocabulary, label_splits). */
@@ -147,10 +164,7 @@ __global__ void __launch_bounds__(FUSED_THREADS, shape<D>::BLOCKS) xent_weight_k
         fetch(tile + STAGES - 1, (stage + STAGES - 1) % STAGES);
         weight_tile<D>(*shared, stage, row0, o);
     }
-    float scale = (float)*b.a.grad_scale;
-    if (b.label_splits == 1) return weight_store<D>(b, (float *)b.a.d_weight, true, scale, row0, o);
-    weight_store<D>(b, b.weight_parts + blockIdx.y * b.a.vocab * width, false, scale, row0, o);
-    weight_join<D>(b, shared->last, first);
+    weight_finish<FUSED_THREADS>(b, shared->last, first, row0, o);
 }
 
 #endif
