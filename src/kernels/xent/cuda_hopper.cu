@@ -107,6 +107,7 @@ static __device__ inline void pass_tiles(const group_tiles<D> &tiles, uint32_t (
         group_publish();
         __syncthreads(); /* the next tile has arrived for all, and all are done with the one before */
         fetch(tile + 2, (stage + 2) % GROUP_STAGES);
+        copy_async_commit();
         group_hold(s[0]), group_hold(o[0]), group_hold(p[0]);
         group_begin();
         begin_logits<D>(s, left, tiles.rows[next]);
@@ -137,20 +138,21 @@ __global__ void __launch_bounds__(GROUPS_THREADS, 1) xent_scan_group_kernel(xent
     cuda_wait_previous();
     const xent_args &a = b.a;
     int thread = (int)threadIdx.x;
-    int64_t count = label_count(a), first = (int64_t)blockIdx.y * BLOCK_ROWS, row0 = first + thread / 32 * 16;
-    if (BACKWARD) scan_clear(b);
-    if (first >= count) return;
     int tile = (int)(b.tiles * blockIdx.x / b.splits), last = (int)(b.tiles * (blockIdx.x + 1) / b.splits);
     auto fetch = [&](int which, int stage) {
         if (which < last)
             tile_async<D>(shared->tiles.rows[stage],
                           (const bf16 *)a.weight + (int64_t)which * HOPPER_TILE * a.width, (int)a.width,
                           (int)a.vocab - which * HOPPER_TILE, thread);
-        copy_async_commit();
     };
+    fetch(tile, 0); /* needs nothing that has to be read first */
+    int64_t count = label_count(a), first = (int64_t)blockIdx.y * BLOCK_ROWS, row0 = first + thread / 32 * 16;
+    if (BACKWARD) scan_clear(b);
+    if (first >= count) return;
     scan_gather(a, shared->labels, first, count);
-    fetch(tile, 0);
+    copy_async_commit();
     fetch(tile + 1, 1);
+    copy_async_commit();
     scan_note_targets(a, shared->labels, first, count);
     copy_async_wait<1>();
     group_publish();
@@ -196,12 +198,13 @@ template <int D> __global__ void __launch_bounds__(GROUPS_THREADS, 1) xent_weigh
                 copy_async16(shared->notes[stage] + thread, b.notes + label + (thread < rows ? thread : 0),
                              thread < rows);
         }
-        copy_async_commit();
     };
     rows_async<D, BLOCK_ROWS, GROUPS_THREADS>(shared->w, (const bf16 *)b.a.weight + (int64_t)first * width,
                                               width, (int)b.a.vocab - first, thread);
     fetch(tile, 0);
+    copy_async_commit();
     fetch(tile + 1, 1);
+    copy_async_commit();
     copy_async_wait<1>();
     group_publish();
     __syncthreads();
