@@ -26,10 +26,10 @@ template <int ROWS, bool BY_ROWS>
 static __device__ inline uint64_t group_operand(const bf16 *panels, int first)
 {
     enum { EIGHT_ROWS = 8 * 128, PANEL = ROWS * 128 }; /* bytes */
-    uint32_t at = cuda_shared_address(panels);
-    at += BY_ROWS ? first * 128 : first / GROUP_PANEL * PANEL + first % GROUP_PANEL * 2;
-    return (uint64_t)1 << 62 | (uint64_t)(EIGHT_ROWS / 16) << 32 |
-           (uint64_t)(BY_ROWS ? PANEL / 16 : 1) << 16 | (at & 0x3ffff) / 16;
+    uint32_t start = (cuda_shared_address(panels) & 0x3ffff) / 16 | (uint32_t)(BY_ROWS ? PANEL / 16 : 1)
+                                                                        << 16;
+    start += (uint32_t)(BY_ROWS ? first * 128 : first / GROUP_PANEL * PANEL + first % GROUP_PANEL * 2) / 16;
+    return (uint64_t)(1u << 30 | EIGHT_ROWS / 16) << 32 | start;
 }
 
 #ifndef BLURRY_CUDA_EMULATOR

@@ -11,7 +11,7 @@ enum {
     GROUPS_THREADS = 2 * GROUP_THREADS,
     GROUPS_WARPS = GROUPS_THREADS / 32,
     GROUP_STAGES = 3,
-    TILE_COLUMNS = HOPPER_TILE / 8
+    HALF = HOPPER_TILE / 2
 };
 static_assert(2 * 64 == BLOCK_ROWS, "64 rows to a warp group");
 
@@ -39,15 +39,21 @@ template <typename S> static __device__ inline S *aligned_shared(char *room)
 template <int D>
 static __device__ inline void tile_async(bf16 *to, const bf16 *from, int width, int rows, int thread)
 {
-    enum { PIECES = D / 8, AT_ONCE = GROUPS_THREADS / PIECES };
+    enum { PIECES = D / 8, AT_ONCE = GROUPS_THREADS / PIECES, TIMES = HOPPER_TILE / AT_ONCE };
     static_assert(AT_ONCE % 8 == 0, "a thread's rows have one place modulo 8");
     int c = thread % PIECES * 8, r = thread / PIECES;
-    to += group_place<HOPPER_TILE>(r, c), rows = c < width ? rows : 0;
+    const bf16 *row = from + r * width + c;
+    to += group_place<HOPPER_TILE>(r, c);
+    if (rows >= HOPPER_TILE && width == D) {
 #pragma unroll
-    for (int i = 0; i < HOPPER_TILE / AT_ONCE; i++) {
-        bool valid = r + i * AT_ONCE < rows;
-        copy_async16(to + i * AT_ONCE * GROUP_PANEL, from + (valid ? (r + i * AT_ONCE) * width + c : 0),
-                     valid);
+        for (int i = 0; i < TIMES; i++)
+            copy_async16(to + i * AT_ONCE * GROUP_PANEL, row + i * AT_ONCE * D, true);
+        return;
+    }
+#pragma unroll 1
+    for (int i = 0; i < TIMES; i++) {
+        bool valid = c < width && r + i * AT_ONCE < rows;
+        copy_async16(to + i * AT_ONCE * GROUP_PANEL, valid ? row + i * AT_ONCE * width : from, valid);
     }
 }
 
@@ -60,71 +66,81 @@ template <int D> static __device__ inline void load_left(uint32_t (&a)[D / 16][4
     for (int k = 0; k < D / 16; k++) ldmatrix_x4(a[k], rows + k * 16);
 }
 
-/* s = left tile^T, begun. */
+/* s = left (half a tile)^T, begun. */
 template <int D>
-static __device__ inline void begin_logits(float (&s)[1][TILE_COLUMNS][4], uint32_t (&left)[D / 16][4],
-                                           const bf16 *tile)
+static __device__ inline void begin_logits(float (&s)[1][HALF / 8][4], uint32_t (&left)[D / 16][4],
+                                           const bf16 *half)
 {
+    group_hold(s[0]);
+    group_begin();
 #pragma unroll
     for (int k = 0; k < D / 16; k++)
-        group_multiply<false>(s[0], left[k], group_operand<HOPPER_TILE, false>(tile, k * 16), k > 0);
+        group_multiply<false>(s[0], left[k], group_operand<HOPPER_TILE, false>(half, k * 16), k > 0);
     group_commit();
 }
 
-/* o += p tile, begun. */
+/* o += p (half a tile), begun. */
 template <int D>
-static __device__ inline void begin_product(float (&o)[1][D / 8][4], uint32_t (&p)[1][TILE_COLUMNS / 2][4],
-                                            const bf16 *tile)
+static __device__ inline void begin_product(float (&o)[1][D / 8][4], uint32_t (&p)[1][HALF / 16][4],
+                                            const bf16 *half)
 {
+    group_hold(o[0]), group_hold(p[0]);
+    group_begin();
 #pragma unroll
-    for (int k = 0; k < HOPPER_TILE / 16; k++)
-        group_multiply<true>(o[0], p[0][k], group_operand<HOPPER_TILE, true>(tile, k * 16), true);
+    for (int k = 0; k < HALF / 16; k++)
+        group_multiply<true>(o[0], p[0][k], group_operand<HOPPER_TILE, true>(half, k * 16), true);
     group_commit();
+}
+
+/* What happens to half a tile once the products that make the next half's logits are begun: its logits s
+ * become weights p and their product with it is begun. Ends when the next half's logits are there. */
+template <int D, bool PRODUCT, typename WEIGH, typename SETTLE>
+static __device__ inline void pass_half(float (&s)[1][HALF / 8][4], float (&next)[1][HALF / 8][4],
+                                        uint32_t (&p)[1][HALF / 16][4], float (&o)[1][D / 8][4],
+                                        const bf16 *half, int first, WEIGH weigh, SETTLE settle)
+{
+    weigh(s, first);
+    if (PRODUCT) {
+        settle();
+        group_wait<1>(); /* the product of the half before */
+        group_hold(p[0]);
+        weights_of(s, p);
+        begin_product<D>(o, p, half);
+    }
+    group_wait<PRODUCT ? 1 : 0>();
+    group_hold(next[0]);
 }
 
 /* Tiles `tile` .. `last` - 1 (at least one), the first of which has arrived for all and the second is on its
- * way: o += weights of left tile^T, times tile. weigh(s, tile, stage) makes weights of logits, settle() is
- * called when o may be touched after that. */
+ * way: o += weights of left tile^T, times tile. weigh(s, row, stage) makes weights of the logits of rows
+ * `row`
+ * .. of the tile in `stage`, settle() is called when o may be touched after that. */
 template <int D, bool PRODUCT, typename FETCH, typename WEIGH, typename SETTLE>
 static __device__ inline void pass_tiles(const group_tiles<D> &tiles, uint32_t (&left)[D / 16][4], int tile,
                                          int last, FETCH fetch, WEIGH weigh, SETTLE settle,
                                          float (&o)[1][D / 8][4])
 {
-    float s[1][TILE_COLUMNS][4];
-    uint32_t p[1][TILE_COLUMNS / 2][4];
-    int stage = 0;
+    float s[1][HALF / 8][4], t[1][HALF / 8][4];
+    uint32_t p[1][HALF / 16][4];
     group_hold(left);
-    group_begin();
     begin_logits<D>(s, left, tiles.rows[0]);
     group_wait<0>();
     group_hold(s[0]);
-    weigh(s, tile, 0);
-    settle();
-    weights_of(s, p);
-    for (; tile + 1 < last; tile++) {
+    for (int stage = 0; tile < last; tile++) {
         int next = (stage + 1) % GROUP_STAGES;
+        const bf16 *upper = tiles.rows[stage], *lower = upper + HALF * GROUP_PANEL;
+        auto weigh_here = [&](float(&z)[1][HALF / 8][4], int first) { weigh(z, tile, first, stage); };
+        begin_logits<D>(t, left, lower);
+        pass_half<D, PRODUCT>(s, t, p, o, upper, 0, weigh_here, settle);
         copy_async_wait<0>();
         group_publish();
         __syncthreads(); /* the next tile has arrived for all, and all are done with the one before */
         fetch(tile + 2, (stage + 2) % GROUP_STAGES);
         copy_async_commit();
-        group_hold(s[0]), group_hold(o[0]), group_hold(p[0]);
-        group_begin();
-        begin_logits<D>(s, left, tiles.rows[next]);
-        if (PRODUCT) begin_product<D>(o, p, tiles.rows[stage]);
-        group_wait<PRODUCT ? 1 : 0>();
-        group_hold(s[0]);
-        weigh(s, tile + 1, next);
-        group_wait<0>();
-        group_hold(o[0]), group_hold(p[0]);
-        settle();
-        weights_of(s, p);
+        begin_logits<D>(s, left, tiles.rows[next]); /* of no use after the last tile */
+        pass_half<D, PRODUCT>(t, s, p, o, lower, HALF, weigh_here, settle);
         stage = next;
     }
-    if (!PRODUCT) return;
-    group_hold(o[0]), group_hold(p[0]);
-    group_begin();
-    begin_product<D>(o, p, tiles.rows[stage]);
     group_wait<0>();
     group_hold(o[0]);
 }
@@ -165,13 +181,17 @@ __global__ void __launch_bounds__(GROUPS_THREADS, 1) xent_scan_group_kernel(xent
     bool raised = false;
     pass_tiles<D, BACKWARD>(
         shared->tiles, x, tile, last, fetch,
-        [&](float(&s)[1][TILE_COLUMNS][4], int which, int) {
-            raised = scan_softmax<BACKWARD, BEST>(b, shared->labels, s, which * HOPPER_TILE, row0, count,
-                                                  rows, factor);
+        [&](float(&s)[1][HALF / 8][4], int which, int from, int) {
+            raised = scan_softmax<BACKWARD, BEST>(b, shared->labels, s, which * HOPPER_TILE + from, row0,
+                                                  count, rows, factor);
             group_known(rows.sum[0][0] + rows.sum[0][1]);
         },
         [&] {
-            if (BACKWARD && raised) scale_rows(o, factor);
+            if (!raised) return;
+            group_wait<0>();
+            group_hold(o[0]);
+            scale_rows(o, factor);
+            group_hold(o[0]);
         },
         o);
     scan_stats(rows, b.stats + blockIdx.x * b.padded + row0);
@@ -214,8 +234,8 @@ template <int D> __global__ void __launch_bounds__(GROUPS_THREADS, 1) xent_weigh
     if (tile < last)
         pass_tiles<D, true>(
             shared->tiles, w, tile, last, fetch,
-            [&](float(&s)[1][TILE_COLUMNS][4], int, int stage) {
-                weight_gradient(s, shared->notes[stage], row0);
+            [&](float(&s)[1][HALF / 8][4], int, int from, int stage) {
+                weight_gradient(s, shared->notes[stage] + from, row0);
             },
             [] {}, o);
     weight_finish<GROUPS_THREADS>(b, shared->last, first, row0, o);
