@@ -78,8 +78,11 @@ static xent_block fused_layout(const xent_args *a, bool hopper, scratch_taker *s
             vocab_blocks = kernel_blocks(a->vocab, BLOCK_ROWS);
     b.splits = kernel_max(1, kernel_min(most_splits, blocks / (b.padded / BLOCK_ROWS)));
     int64_t split_rows = kernel_min(most_splits * b.padded, kernel_max(b.padded, blocks * BLOCK_ROWS));
+    /* d_weight is made beside the rest of a backward pass: where a block has a multiprocessor to itself, half
+     * of them are left to that */
+    int64_t weight_blocks = hopper ? blocks / 2 : blocks;
     b.label_splits = kernel_min(kernel_blocks(a->labels, tile),
-                                kernel_max(1, kernel_min(LABEL_SPLITS_MOST, blocks / vocab_blocks)));
+                                kernel_max(1, kernel_min(LABEL_SPLITS_MOST, weight_blocks / vocab_blocks)));
     b.stats = take<float4>(s, split_rows);
     b.target_logit = take<float>(s, b.padded);
     b.sums = take<bf16>(s, split_rows * a->width);
