@@ -153,8 +153,8 @@ template <typename T> static void attention_backward(const kernel_run *run, cons
 {
     int64_t rows = a->batch * a->length * a->heads;
     if (rows == 0) return;
-    cuda_launch(attention_delta<T>, dim3((unsigned)kernel_blocks(rows, DELTA_WARPS)), dim3(32 * DELTA_WARPS),
-                0, (cudaStream_t)run->stream, (const T *)a->o, (const T *)a->d_o, (float *)run->scratch,
+    cuda_launch(attention_delta<T>, dim3((unsigned)kernel_blocks(rows, DELTA_ROWS)), dim3(DELTA_THREADS), 0,
+                (cudaStream_t)run->stream, (const T *)a->o, (const T *)a->d_o, (float *)run->scratch,
                 a->length, a->heads, a->dim_v, rows);
     if (a->dim_k <= TILE && a->dim_v <= TILE)
         run_backward<T, 1, 1>(run, a);

@@ -6,21 +6,31 @@
 #define BLURRY_KERNELS_ATTENTION_CUDA_BACKWARD_CUH
 #include "kernels/attention/cuda_forward.cuh"
 
-enum { DELTA_WARPS = 8 };
+enum { DELTA_THREADS = 256, DELTA_LANES = 16, DELTA_ROWS = DELTA_THREADS / DELTA_LANES };
 
-/* delta [batch, heads, length], one warp per query. */
+/* delta [batch, heads, length], sixteen lanes to a query. */
 template <typename T>
 __global__ void attention_delta(const T *o, const T *d_o, float *delta, int64_t length, int64_t heads,
                                 int64_t V, int64_t rows)
 {
-    int64_t row = (int64_t)blockIdx.x * DELTA_WARPS + threadIdx.x / 32;
-    if (row >= rows) return;
+    int lane = (int)threadIdx.x % DELTA_LANES;
+    int64_t row = (int64_t)blockIdx.x * DELTA_ROWS + threadIdx.x / DELTA_LANES;
     float sum = 0;
-    for (int64_t i = tile_lane(); i < V; i += 32)
-        sum += cuda_load(o + row * V + i) * cuda_load(d_o + row * V + i);
-    sum = warp_sum(sum);
+    if (row < rows && V % 8 == 0 && tile_aligned(o, V) && tile_aligned(d_o, V))
+        for (int64_t i = 8 * lane; i < V; i += 8 * DELTA_LANES) {
+            float x[8], y[8];
+            load_eight(o + row * V + i, x);
+            load_eight(d_o + row * V + i, y);
+#pragma unroll
+            for (int e = 0; e < 8; e++) sum += x[e] * y[e];
+        }
+    else if (row < rows)
+        for (int64_t i = lane; i < V; i += DELTA_LANES)
+            sum += cuda_load(o + row * V + i) * cuda_load(d_o + row * V + i);
+#pragma unroll
+    for (int away = DELTA_LANES / 2; away > 0; away /= 2) sum += __shfl_xor_sync(CUDA_FULL_WARP, sum, away);
     int64_t h = row % heads, t = row / heads % length, b = row / heads / length;
-    if (tile_lane() == 0) delta[(b * heads + h) * length + t] = sum;
+    if (lane == 0 && row < rows) delta[(b * heads + h) * length + t] = sum;
 }
 
 /* Which tiles of the other side a tile of 64 rows meets. */

@@ -202,7 +202,7 @@ __global__ void __launch_bounds__(TILE_THREADS *GROUPS, GROUPS == 2 ? 2 : 1)
     attention_forward_kernel(attention_view<T> a, T *o, float *lse)
 {
     const int SIZE = tile_of<T>::SIZE, KT = KB ? KB : 1;
-    /* the next tile loads while this one is used, or while other groups work */
+    /* the next tile loads while this one is used; two groups load its keys and values where the last were */
     const bool AHEAD = sizeof(T) == 2 && !CACHED && KB > 0 && GROUPS == 1;
     CUDA_DYNAMIC_SHARED(T, tq);
     int group = GROUPS == 1 ? 0 : (int)threadIdx.y;
@@ -220,16 +220,24 @@ __global__ void __launch_bounds__(TILE_THREADS *GROUPS, GROUPS == 2 ? 2 : 1)
     strip out[VB];
 #pragma unroll
     for (int v = 0; v < VB; v++) strip_zero(out[v]);
-    auto load = [&](int64_t p0, T *to) {
+    auto load_keys = [&](int64_t p0, T *to) {
 #pragma unroll
         for (int k = 0; k < KB; k++)
             attention_tokens<T, CACHED>(to + k * SIZE, a, a.k, a.cache_k, b, g, a.K, k * TILE, p0, seen,
                                         oldest);
+    };
+    auto load_values = [&](int64_t p0, T *to) {
 #pragma unroll
         for (int v = 0; v < VB; v++)
             attention_tokens<T, CACHED>(to + (KT + v) * SIZE, a, a.v, a.cache_v, b, g, a.V, value + v * TILE,
                                         p0, seen, oldest);
         copy_async_commit();
+    };
+    auto multiply_values = [&](const strip &scores, const T *tv) {
+#pragma unroll
+        for (int v = 0; v < VB; v++)
+            strip_product<false>(out[v], scores, tv + v * SIZE, room, 0, TILE,
+                                 (int)min(a.V - value - v * TILE, (int64_t)TILE));
     };
     int64_t begin = attention_from(a, seen + t0, oldest) / TILE * TILE + group * TILE;
 #pragma unroll
@@ -237,20 +245,27 @@ __global__ void __launch_bounds__(TILE_THREADS *GROUPS, GROUPS == 2 ? 2 : 1)
         if (k % GROUPS == group)
             tile_load_async(tq + k * SIZE, q + k * TILE, a.heads * a.K, (int)count,
                             (int)min(a.K - k * TILE, (int64_t)TILE));
-    if (GROUPS == 1 || begin <= last) load(begin, stage);
+    if (GROUPS == 1 || begin <= last) load_keys(begin, stage);
+    if (GROUPS > 1) copy_async_commit();
+    if (GROUPS == 1 || begin <= last) load_values(begin, stage);
     if (GROUPS > 1) {
-        copy_async_commit(); /* a group may have no keys */
-        copy_async_wait<0>();
+        if (begin > last) copy_async_commit(); /* no keys for this group: values of nothing */
+        copy_async_wait<1>();
         __syncthreads(); /* the queries came from all */
     }
     for (int64_t p0 = begin, turn = 0; p0 <= last; p0 += GROUPS * TILE, turn ^= AHEAD) {
         T *tk = stage + turn * (KT + VB) * SIZE, *tv = tk + KT * SIZE;
+        bool more = p0 + GROUPS * TILE <= last;
         strip scores;
         strip_zero(scores);
-        if (AHEAD && p0 + TILE <= last) {
-            load(p0 + TILE, stage + (turn ^ 1) * (KT + VB) * SIZE);
+        if (AHEAD && more) {
+            T *next = stage + (turn ^ 1) * (KT + VB) * SIZE;
+            load_keys(p0 + TILE, next);
+            load_values(p0 + TILE, next);
             copy_async_wait<1>();
-        } else
+        } else if (GROUPS > 1)
+            copy_async_wait<1>(); /* the keys; the values may be under way */
+        else
             copy_async_wait<0>();
         attention_meet<GROUPS>();
 #pragma unroll
@@ -266,15 +281,23 @@ __global__ void __launch_bounds__(TILE_THREADS *GROUPS, GROUPS == 2 ? 2 : 1)
                 tile_product<false, true>(scores, tq, tk);
                 __syncthreads();
             }
+        if (GROUPS > 1) { /* the next keys come while the softmax and the values are at work */
+            attention_meet<GROUPS>();
+            if (more) load_keys(p0 + GROUPS * TILE, stage);
+            copy_async_commit();
+        }
         if (flip) strip_each(scores, [](int, int, float &x) { x = -x; });
         attention_soften<VB>(scores, out, most, total, scale,
                              attention_mask_of(a, seen + t0, p0, oldest, TILE));
-#pragma unroll
-        for (int v = 0; v < VB; v++)
-            strip_product<false>(out[v], scores, tv + v * SIZE, room, 0, TILE,
-                                 (int)min(a.V - value - v * TILE, (int64_t)TILE));
+        if (GROUPS > 1) {
+            copy_async_wait<1>();
+            attention_meet<GROUPS>();
+        }
+        multiply_values(scores, tv);
         attention_meet<GROUPS>();
-        if (!AHEAD && p0 + GROUPS * TILE <= last) load(p0 + GROUPS * TILE, stage);
+        if (AHEAD || !more) continue;
+        if (GROUPS == 1) load_keys(p0 + TILE, stage);
+        load_values(p0 + GROUPS * TILE, stage);
     }
     if (GROUPS > 1) attention_merge<VB>(out, most, total, scale, reinterpret_cast<float *>(tq));
     if (group == 0) attention_finish<T, VB>(a, out, most, total, scale, b, h, t0, value, o, lse);

@@ -21,6 +21,40 @@ template <int D> struct scan_room {
                          STATE = tile_bytes(D, FAST_COLUMNS), ALL = 2 * STAGE + STATE + 2 * THIN;
 };
 
+/* The tiles of chunk after chunk, from the first or from the last. */
+template <int D> struct scan_source {
+    tile_source<D, FAST_CHUNK, FAST_THREADS> key, query, note;
+    tile_source<FAST_CHUNK, FAST_CHUNK, FAST_THREADS> square;
+    tile_source<FAST_COLUMNS, FAST_CHUNK, FAST_THREADS> thin; /* U, or d_o with BACK */
+    template <bool BACK> __device__ void begin(const fast_view &p, int64_t head, int64_t value)
+    {
+        fast_place x = fast_at(p, head, BACK ? p.chunks - 1 : 0);
+        int64_t sign = BACK ? -1 : 1, keys = p.heads * p.K, values = p.heads * p.V, wide = FAST_CHUNK * D;
+        key.begin(p.k + x.at * p.K, keys, sign * FAST_CHUNK * keys, (int)p.K);
+        query.begin(p.q + x.at * p.K, keys, sign * FAST_CHUNK * keys, (int)p.K);
+        note.begin(p.W + x.index * wide, D, sign * wide, D);
+        square.begin(p.P + x.index * FAST_SQUARE, FAST_CHUNK, sign * FAST_SQUARE, FAST_CHUNK);
+        if (BACK)
+            thin.begin(p.d_o + x.at * p.V + value, values, sign * FAST_CHUNK * values, (int)(p.V - value));
+        else
+            thin.begin(p.U + x.index * wide + value, D, sign * wide, FAST_COLUMNS);
+    }
+    /* To W, k, q, P, the thin tile and the gates. */
+    template <bool BACK> __device__ void load(char *to, const fast_view &p, int64_t head, int64_t chunk)
+    {
+        typedef scan_room<D> room;
+        int rows = (int)min(p.length - chunk * FAST_CHUNK, (int64_t)FAST_CHUNK);
+        note.load(to, FAST_CHUNK);
+        key.load(to + room::WIDE, rows);
+        query.load(to + 2 * room::WIDE, rows);
+        square.load(to + 3 * room::WIDE, FAST_CHUNK);
+        thin.load(to + 3 * room::WIDE + room::SMALL, BACK ? rows : FAST_CHUNK);
+        fast_gates(reinterpret_cast<float *>(to + 3 * room::WIDE + room::SMALL + room::THIN), p,
+                   head * p.chunks + chunk);
+        copy_async_commit();
+    }
+};
+
 /* The state as bf16 to its tile, as floats to a note where wanted. */
 template <int D>
 static __device__ inline void scan_put(float (&state)[scan_share<D>::N][4], const scan_share<D> &mine,
@@ -50,18 +84,10 @@ __global__ void __launch_bounds__(FAST_THREADS)
     int64_t head = blockIdx.x, value = (int64_t)blockIdx.y * FAST_COLUMNS;
     scan_share<D> mine(warp);
     float state[scan_share<D>::N][4];
-    auto load = [&](int64_t chunk, char *to) {
-        fast_place x = fast_at(p, head, chunk);
-        fast_note<D>(to, p.W + x.index * FAST_CHUNK * D, D);
-        fast_tokens<D>(to + room::WIDE, p, x, p.k, p.K);
-        fast_tokens<D>(to + 2 * room::WIDE, p, x, p.q, p.K);
-        fast_note<FAST_CHUNK>(to + 3 * room::WIDE, p.P + x.index * FAST_SQUARE, FAST_CHUNK);
-        fast_note<FAST_COLUMNS>(to + 3 * room::WIDE + room::SMALL, p.U + x.index * FAST_CHUNK * D + value, D);
-        fast_gates(reinterpret_cast<float *>(to + 3 * room::WIDE + room::SMALL + room::THIN), p, x.index);
-        copy_async_commit();
-    };
+    scan_source<D> source;
     cuda_wait_previous();
-    if (p.chunks > 0) load(0, stages);
+    source.template begin<false>(p, head, value);
+    if (p.chunks > 0) source.template load<false>(stages, p, head, 0);
     fast_each(state, mine.row, mine.column, [&](int r, int c, float &y) {
         y = in && r < p.K && value + c < p.V ? in[(head * p.K + r) * p.V + value + c] : 0;
     });
@@ -73,7 +99,8 @@ __global__ void __launch_bounds__(FAST_THREADS)
         scan_put<D>(state, mine, ts, keep ? p.states + x.index * D * D + value : nullptr);
         copy_async_wait<0>();
         __syncthreads();
-        if (chunk + 1 < p.chunks) load(chunk + 1, stages + (~chunk & 1) * room::STAGE);
+        if (chunk + 1 < p.chunks)
+            source.template load<false>(stages + (~chunk & 1) * room::STAGE, p, head, chunk + 1);
         float corrected[2][4] = {}, read[2][4] = {};
 #pragma unroll
         for (int k = 0; k < D; k += 16) {
@@ -143,29 +170,20 @@ template <int D> __global__ void __launch_bounds__(FAST_THREADS) gdn_fast_scan_b
     int64_t head = blockIdx.x, value = (int64_t)blockIdx.y * FAST_COLUMNS;
     scan_share<D> mine(warp);
     float state[scan_share<D>::N][4] = {};
-    auto load = [&](int64_t chunk, char *to) {
-        fast_place x = fast_at(p, head, chunk);
-        fast_tokens<D>(to, p, x, p.k, p.K);
-        fast_tokens<D>(to + room::WIDE, p, x, p.q, p.K);
-        fast_note<D>(to + 2 * room::WIDE, p.W + x.index * FAST_CHUNK * D, D);
-        fast_note<FAST_CHUNK>(to + 3 * room::WIDE, p.P + x.index * FAST_SQUARE, FAST_CHUNK);
-        tile_load<FAST_COLUMNS, FAST_CHUNK, FAST_THREADS>(to + 3 * room::WIDE + room::SMALL,
-                                                          p.d_o + x.at * p.V + value, p.heads * p.V, x.rows,
-                                                          (int)(p.V - value), (int)threadIdx.x);
-        fast_gates(reinterpret_cast<float *>(to + 3 * room::WIDE + room::SMALL + room::THIN), p, x.index);
-        copy_async_commit();
-    };
+    scan_source<D> source;
     cuda_wait_previous();
-    load(p.chunks - 1, stages);
+    source.template begin<true>(p, head, value);
+    source.template load<true>(stages, p, head, p.chunks - 1);
     for (int64_t turn = 0; turn < p.chunks; turn++) {
         int64_t index = head * p.chunks + p.chunks - 1 - turn;
-        char *tk = stages + (turn & 1) * room::STAGE, *tq = tk + room::WIDE, *tw = tq + room::WIDE,
-             *tp = tw + room::WIDE, *to = tp + room::SMALL;
+        char *tw = stages + (turn & 1) * room::STAGE, *tk = tw + room::WIDE, *tq = tk + room::WIDE,
+             *tp = tq + room::WIDE, *to = tp + room::SMALL;
         const float *gates = reinterpret_cast<const float *>(to + room::THIN);
         scan_put<D>(state, mine, ts, p.grads + index * D * D + value);
         copy_async_wait<0>();
         __syncthreads();
-        if (turn + 1 < p.chunks) load(p.chunks - 2 - turn, stages + (~turn & 1) * room::STAGE);
+        if (turn + 1 < p.chunks)
+            source.template load<true>(stages + (~turn & 1) * room::STAGE, p, head, p.chunks - 2 - turn);
         float ahead[2][4] = {}, here[2][4] = {};
 #pragma unroll
         for (int k = 0; k < D; k += 16) {
