@@ -1,6 +1,7 @@
 /* Embedding on a CUDA device. Forward gathers. Backward must add up the tokens of each vocabulary row in one
  * order, and often most tokens are the same one, so the work is shared out by tokens: cuda_sums.cuh. */
 #include "kernels/cuda_side.h"
+#include "kernels/embed/cuda_sort.cuh"
 #include "kernels/embed/cuda_sums.cuh"
 
 static __device__ inline int64_t position_row(const embed_args &a, int64_t r)
