@@ -1,5 +1,6 @@
 /* Recorded training steps: see recorded.h. The first step runs as it is queued, so that every kernel and
- * product is loaded and planned; then one step is recorded and run again and again. */
+ * product is loaded and planned; then one step is recorded and run again and again. With learned periods
+ * every step is queued anew: each has plans of its own, whose tables are made by the host. */
 #include "train/recorded.h"
 
 #include "base/memory.h"
@@ -28,6 +29,7 @@ struct recorded {
     int64_t real;       /* labels of the latest step */
     int64_t tokens;     /* of the latest step's samples */
     int warm;           /* whether a step has run */
+    int queues;         /* whether every step is queued anew */
     double *log_weight; /* mqar: in device memory; NULL: batches come from the host */
     mqar_ahead *ahead;
     mqar_args mqar;
@@ -126,10 +128,10 @@ blurry_status recorded_open(blurry_trainer *t)
 {
     device *dev = t->model->dev;
     void *memory;
-    if (!device_records(dev) || t->part_count > 1 || blurry_ranks_size() > 1 || learns_periods(t->model))
-        return BLURRY_OK;
+    if (!device_records(dev) || t->part_count > 1 || blurry_ranks_size() > 1) return BLURRY_OK;
     STATUS_TRY(memory_alloc(&memory, 1, sizeof(struct recorded), "recorded steps"));
     struct recorded *r = t->recorded = memory;
+    r->queues = learns_periods(t->model);
     STATUS_TRY(device_alloc(dev, sizeof *r->scalars, &memory));
     r->scalars = memory;
     r->network_own = t->model->net.scalars;
@@ -211,9 +213,9 @@ blurry_status recorded_step(blurry_trainer *t)
     parameters_refresh(t->model);
     if (t->model->gradient_used) STATUS_TRY(blurry_model_zero_gradient(t->model));
     if (r->graph && r->scratch != dev->run.scratch) device_graph_destroy(dev, &r->graph);
-    if (r->warm && !r->graph) STATUS_TRY(record(t));
+    if (r->warm && !r->graph && !r->queues) STATUS_TRY(record(t));
     t->model->gradient_used = 1;
-    STATUS_TRY(r->warm ? device_graph_run(dev, r->graph) : queue_step(t));
+    STATUS_TRY(r->graph ? device_graph_run(dev, r->graph) : queue_step(t));
     t->model->gradient_used = 0; /* the update clears what it has read */
     if (!r->warm) STATUS_TRY(device_sync(dev));
     r->warm = 1;

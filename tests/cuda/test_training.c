@@ -102,7 +102,8 @@ static void losses_are_the_cpus(void **state)
          * its own f64 after 28 steps. */
         "mixer=swa,gla,gsa layers=3 heads=2 window=9 slots=8 lr=0.001",
         "mixer=abc,gdn,s4d layers=3 heads=2 slots=8 state=8",
-        "mixer=blurry modes=3 learned_period=true accumulate=2"};
+        "mixer=blurry modes=3 learned_period=true accumulate=2",
+        "mixer=blurry modes=10 decay=true learned_period=true"};
     for (size_t m = 0; m < sizeof models / sizeof models[0]; m++) {
         blurry_step cpu[TRACE], gpu[TRACE];
         char options[512];
