@@ -297,4 +297,6 @@ void ops_attention(void **state)
     check_attention(1, 40, 1, 1, 1, 5, 3);
     check_attention(1, 150, 65, 1, 1, 24, 40);
     check_attention(2, 150, 0, 1, 1, 32, 17);
+    check_attention(1, 140, 0, 2, 1, 72, 66); /* two groups of warps */
+    check_attention(1, 200, 70, 1, 1, 65, 80);
 }

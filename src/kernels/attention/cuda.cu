@@ -24,14 +24,32 @@ static int attention_splits(const attention_args *a)
     return (int)kernel_max(1, kernel_min(most, 528 / kernel_max(1, queries)));
 }
 
-static void attention_sizes(const attention_args *a, kernel_sizes *sizes)
+/* Bytes for dS of all tiles, where bf16 heads of 65 to 128 channels make it worth noting; 0: it is not, or
+ * there are too many. */
+static size_t attention_squares(const attention_args *a, size_t element)
+{
+    const size_t most = (size_t)64 << 20;
+    int64_t tiles = kernel_blocks(a->length, TILE), widest = kernel_max(a->dim_k, a->dim_v);
+    double bytes =
+        (double)(a->batch * a->heads) * (double)tiles * (double)tiles * (TILE * TILE * sizeof(bf16));
+    return element == sizeof(bf16) && widest > TILE && widest <= 2 * TILE && bytes <= (double)most
+               ? (size_t)bytes
+               : 0;
+}
+
+static size_t attention_deltas(const attention_args *a)
+{
+    return kernel_round64((size_t)(a->batch * a->heads * a->length) * sizeof(float));
+}
+
+static void attention_sizes(const attention_args *a, size_t element, kernel_sizes *sizes)
 {
     size_t token = (size_t)(a->heads_kv * (a->dim_k + a->dim_v)) * sizeof(float);
-    size_t delta = (size_t)(a->batch * a->heads * a->length) * sizeof(float);
+    size_t backward = attention_deltas(a) + attention_squares(a, element);
     size_t partial = (size_t)(a->batch * a->heads * STEP_MOST * STEP_SPLITS * (a->dim_v + 2)) * sizeof(float);
     *sizes = kernel_sizes();
     sizes->state = kernel_round64((size_t)(a->batch * a->capacity) * token);
-    sizes->scratch = kernel_round64(delta > partial ? delta : partial);
+    sizes->scratch = kernel_round64(backward > partial ? backward : partial);
 }
 
 /* Groups of threads that share the tiles of keys of a block (or of queries, backward): two where one would
@@ -126,12 +144,21 @@ template <typename T, int KB, int VB> static void run_backward(const kernel_run 
     int tiles = (KB + VB) * (sizeof(T) == 2 ? 1 + 2 * GROUPS : 2) + (sizeof(T) == 4);
     size_t shared = (size_t)tiles * tile_of<T>::SIZE * sizeof(T);
     int64_t rows = kernel_blocks(a->length, TILE);
+    T *squares =
+        attention_squares(a, sizeof(T)) ? (T *)((char *)run->scratch + attention_deltas(a)) : nullptr;
     cuda_launch(attention_backward_kernel<T, KB, VB, true, GROUPS>,
                 attention_grid(GROUPS, rows, a->batch * a->heads_kv, 1), dim3(TILE_THREADS, GROUPS), shared,
-                (cudaStream_t)run->stream, v, lse, delta, (T *)a->d_k, (T *)a->d_v);
+                (cudaStream_t)run->stream, v, lse, delta, (T *)a->d_k, (T *)a->d_v, squares);
+    if constexpr (GROUPS == 2)
+        if (squares) {
+            cuda_launch(attention_queries<KB>, attention_grid(GROUPS, rows, a->batch * a->heads, 1),
+                        dim3(TILE_THREADS, GROUPS), 4 * (1 + KB) * tile_of<T>::SIZE * sizeof(T),
+                        (cudaStream_t)run->stream, v, squares, (T *)a->d_q);
+            return;
+        }
     cuda_launch(attention_backward_kernel<T, KB, VB, false, GROUPS>,
                 attention_grid(GROUPS, rows, a->batch * a->heads, 1), dim3(TILE_THREADS, GROUPS), shared,
-                (cudaStream_t)run->stream, v, lse, delta, (T *)a->d_q, (T *)nullptr);
+                (cudaStream_t)run->stream, v, lse, delta, (T *)a->d_q, (T *)nullptr, (T *)nullptr);
 }
 
 template <typename T> static void run_backward_wide(const kernel_run *run, const attention_args *a)
@@ -168,7 +195,7 @@ template <typename T> static void attention_backward(const kernel_run *run, cons
     extern "C" void attention_sizes_cuda_##type(const kernel_run *, const attention_args *a,                 \
                                                 kernel_sizes *sizes)                                         \
     {                                                                                                        \
-        attention_sizes(a, sizes);                                                                           \
+        attention_sizes(a, sizeof(T), sizes);                                                                \
     }                                                                                                        \
     extern "C" void attention_forward_cuda_##type(const kernel_run *run, const attention_args *a)            \
     {                                                                                                        \

@@ -1,7 +1,8 @@
 /* Softmax attention backward on CUDA: weights are computed again from the saved denominators. One kernel, run
- * twice: with rows = 64 keys it sums d_k and d_v over queries, with rows = 64 queries it sums d_q over keys.
- * No atomics, so the same bits on every run. With P the weights and dS = scale P (d_o v^T - delta): d_v = P^T
- * d_o,   d_k = dS^T q,   d_q = dS k,   delta_t = <d_o_t, o_t> */
+ * twice: with rows = 64 keys it sums d_k and d_v over queries, with rows = 64 queries it sums d_q over keys;
+ * or once, leaving dS to a product for d_q (attention_queries). No atomics, so the same bits on every run.
+ * With P the weights and dS = scale P (d_o v^T - delta): d_v = P^T d_o,   d_k = dS^T q,   d_q = dS k, delta_t
+ * = <d_o_t, o_t> */
 #ifndef BLURRY_KERNELS_ATTENTION_CUDA_BACKWARD_CUH
 #define BLURRY_KERNELS_ATTENTION_CUDA_BACKWARD_CUH
 #include "kernels/attention/cuda_forward.cuh"
@@ -64,17 +65,23 @@ static __device__ inline void attention_differentiate(const attention_view<T> &a
 #pragma unroll
         for (int e = 0; e < 4; e++) {
             int r = 16 * tile_warp() + tile_lane() / 4 + e / 2 * 8, c = 8 * n + tile_lane() % 4 * 2 + e % 2;
-            int query = KEYS ? c : r, key = KEYS ? r : c;
+            int query = KEYS ? c : r;
             float w = exp2_fast(fmaf(scores.x[n][e], scale, -by[query]));
             float d = w * (d_weights.x[n][e] - delta[query]) * a.scale;
-            if (!whole) {
-                int last = query + mask.diagonal;
-                if (key > last || key < last - mask.window + 1 || query >= queries) w = d = 0;
-                if (last == mask.oldest || mask.window == 1)
-                    d = 0; /* one key alone has weight 1, whatever its score */
-            }
             scores.x[n][e] = w;
             d_weights.x[n][e] = d;
+        }
+    if (whole) return;
+#pragma unroll
+    for (int n = 0; n < 8; n++)
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            int r = 16 * tile_warp() + tile_lane() / 4 + e / 2 * 8, c = 8 * n + tile_lane() % 4 * 2 + e % 2;
+            int query = KEYS ? c : r, key = KEYS ? r : c, last = query + mask.diagonal;
+            bool seen = key <= last && key >= last - mask.window + 1 && query < queries;
+            if (!seen) scores.x[n][e] = 0;
+            if (!seen || last == mask.oldest || mask.window == 1)
+                d_weights.x[n][e] = 0; /* one key alone has weight 1, whatever its score */
         }
 }
 
@@ -131,12 +138,23 @@ static __device__ inline void attention_exchange(strip *first, strip *d_values, 
         take(d_values, VB, other);
 }
 
-/* GROUPS of 128 threads take the tiles of the other side by turns. Grid: tiles of rows, batch * (KEYS: key
+/* Where dS of a tile of queries and one of keys is noted, [keys, queries]. */
+template <typename T>
+static __device__ inline int64_t attention_square(const attention_view<T> &a, int64_t b, int64_t h,
+                                                  int64_t query, int64_t key)
+{
+    int64_t tiles = (a.length + TILE - 1) / TILE;
+    return (((b * a.heads + h) * tiles + query) * tiles + key) * TILE * TILE;
+}
+
+/* GROUPS of 128 threads take the tiles of the other side by turns. squares: where KEYS notes dS; NULL: not
+ * wanted. Grid: tiles of rows, batch * (KEYS: key
  * heads, else query heads); with two groups the other way round, so that the longest of all heads come
  * first. */
 template <typename T, int KB, int VB, bool KEYS, int GROUPS>
 __global__ void __launch_bounds__(TILE_THREADS *GROUPS)
-    attention_backward_kernel(attention_view<T> a, const float *lse, const float *delta, T *d_first, T *d_v)
+    attention_backward_kernel(attention_view<T> a, const float *lse, const float *delta, T *d_first, T *d_v,
+                              T *squares)
 {
     const int SIZE = tile_of<T>::SIZE, BLOCKS = KB + VB;
     const bool AHEAD = sizeof(T) == 2;
@@ -202,21 +220,32 @@ __global__ void __launch_bounds__(TILE_THREADS *GROUPS)
         strip_zero(d_weights);
 #pragma unroll
         for (int k = 0; k < KB; k++)
-            tile_product<false, true>(scores, left + k * SIZE, right + k * SIZE, 0, (int)(a.K - k * TILE));
+            tile_product<false, true>(scores, left + k * SIZE, right + k * SIZE, 0,
+                                      attention_limit<GROUPS>(a.K - k * TILE));
 #pragma unroll
         for (int v = 0; v < VB; v++)
             tile_product<false, true>(d_weights, left + (KB + v) * SIZE, right + (KB + v) * SIZE, 0,
-                                      (int)(a.V - v * TILE));
+                                      attention_limit<GROUPS>(a.V - v * TILE));
         attention_differentiate<T, KEYS>(a, scores, d_weights, by[KEYS ? at : 0], along[KEYS ? at : 0], r0,
                                          reach.begin + turn % tiles * TILE);
+        if (KEYS && GROUPS > 1 && squares) {
+            int64_t h = own * group + turn / tiles, query = reach.begin / TILE + turn % tiles;
+            T *to = squares + attention_square(a, b, h, query, r0 / TILE) +
+                    (16 * tile_warp() + tile_lane() / 4) * TILE + tile_lane() % 4 * 2;
+#pragma unroll
+            for (int i = 0; i < 16; i++)
+                store_pair(to + i % 2 * 8 * TILE + i / 2 * 8, d_weights.x[i / 2][i % 2 * 2],
+                           d_weights.x[i / 2][i % 2 * 2 + 1]);
+        }
         if (KEYS)
 #pragma unroll
             for (int v = 0; v < VB; v++)
                 strip_product<false>(d_values[v], scores, right + (KB + v) * SIZE, room, 0, TILE,
-                                     (int)(a.V - v * TILE));
+                                     attention_limit<GROUPS>(a.V - v * TILE));
 #pragma unroll
         for (int k = 0; k < KB; k++)
-            strip_product<false>(first[k], d_weights, right + k * SIZE, room, 0, TILE, (int)(a.K - k * TILE));
+            strip_product<false>(first[k], d_weights, right + k * SIZE, room, 0, TILE,
+                                 attention_limit<GROUPS>(a.K - k * TILE));
         attention_meet<GROUPS>();
         if (!AHEAD && turn + 1 < turns) load(turn + 1, 0);
     }
@@ -231,6 +260,53 @@ __global__ void __launch_bounds__(TILE_THREADS *GROUPS)
     for (int v = 0; v < (KEYS && lot == GROUPS - 1 ? VB : 0); v++)
         strip_to_memory(d_values[v], d_v + to * a.V + v * TILE, of * a.V, rows,
                         (int)min(a.V - v * TILE, (int64_t)TILE), 1);
+}
+
+/* d_q from the noted dS. Two groups of 128 threads take the tiles of keys by turns. Grid: batch * heads,
+ * tiles of queries. */
+template <int KB>
+__global__ void __launch_bounds__(2 * TILE_THREADS, 2)
+    attention_queries(attention_view<bf16> a, const bf16 *squares, bf16 *d_q)
+{
+    const int SIZE = tile_of<bf16>::SIZE, STAGE = (1 + KB) * SIZE, GROUPS = 2;
+    CUDA_DYNAMIC_SHARED(bf16, stages);
+    int lot = (int)threadIdx.y;
+    bf16 *stage = stages + lot * 2 * STAGE;
+    int64_t tile = gridDim.y - 1 - blockIdx.y, r0 = tile * TILE; /* longest first */
+    int64_t b = blockIdx.x / a.heads, h = blockIdx.x % a.heads, g = h / (a.heads / a.heads_kv);
+    attention_reach reach = attention_meets<bf16, false>(a, r0);
+    int64_t turns = (reach.end - reach.begin + TILE - 1) / TILE;
+    auto load = [&](int64_t turn, int at) {
+        int64_t c0 = reach.begin + turn * TILE;
+        bf16 *to = stage + at * STAGE;
+        tile_load_async(to, squares + attention_square(a, b, h, tile, c0 / TILE), TILE, TILE, TILE);
+#pragma unroll
+        for (int k = 0; k < KB; k++)
+            attention_rows(to + (1 + k) * SIZE, a.k, b, a.length, a.heads_kv, g, a.K, k * TILE, c0);
+        copy_async_commit();
+    };
+    strip sum[KB];
+#pragma unroll
+    for (int k = 0; k < KB; k++) strip_zero(sum[k]);
+    if (lot < turns) load(lot, 0);
+    for (int64_t turn = lot; turn < turns; turn += GROUPS) {
+        int at = (int)(turn / GROUPS & 1);
+        if (turn + GROUPS < turns) {
+            load(turn + GROUPS, at ^ 1);
+            copy_async_wait<1>();
+        } else
+            copy_async_wait<0>();
+        attention_meet<GROUPS>();
+        const bf16 *square = stage + at * STAGE;
+#pragma unroll
+        for (int k = 0; k < KB; k++) tile_product<true, false>(sum[k], square, square + (1 + k) * SIZE);
+        attention_meet<GROUPS>();
+    }
+    attention_exchange<KB, KB, false>(sum, nullptr, reinterpret_cast<float *>(stages));
+#pragma unroll
+    for (int k = 0; k < (lot == 0 ? KB : 0); k++)
+        strip_to_memory(sum[k], d_q + ((b * a.length + r0) * a.heads + h) * a.K + k * TILE, a.heads * a.K,
+                        (int)min(a.length - r0, (int64_t)TILE), (int)min(a.K - k * TILE, (int64_t)TILE), 1);
 }
 
 /* Heads wider than the kernel above can hold: one block of 64 output channels per block of threads, operands

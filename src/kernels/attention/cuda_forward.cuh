@@ -156,6 +156,13 @@ template <int GROUPS> static __device__ inline void attention_meet(void)
         barrier_named(1 + (int)threadIdx.y, TILE_THREADS);
 }
 
+/* How many of 64 channels of a tile a product takes: all of them, zeros and all, where two groups work, since
+ * conditions keep loads from being brought forward. */
+template <int GROUPS> static __device__ inline int attention_limit(int64_t left)
+{
+    return GROUPS > 1 ? (int)TILE : (int)min(left, (int64_t)TILE);
+}
+
 /* Two groups have gone over different keys for the same queries: the first takes up the second's sums,
  * through shared memory that nobody uses any more. */
 template <int VB>
@@ -237,7 +244,7 @@ __global__ void __launch_bounds__(TILE_THREADS *GROUPS, GROUPS == 2 ? 2 : 1)
 #pragma unroll
         for (int v = 0; v < VB; v++)
             strip_product<false>(out[v], scores, tv + v * SIZE, room, 0, TILE,
-                                 (int)min(a.V - value - v * TILE, (int64_t)TILE));
+                                 attention_limit<GROUPS>(a.V - value - v * TILE));
     };
     int64_t begin = attention_from(a, seen + t0, oldest) / TILE * TILE + group * TILE;
 #pragma unroll
@@ -270,7 +277,8 @@ __global__ void __launch_bounds__(TILE_THREADS *GROUPS, GROUPS == 2 ? 2 : 1)
         attention_meet<GROUPS>();
 #pragma unroll
         for (int k = 0; k < KB; k++)
-            tile_product<false, true>(scores, tq + k * SIZE, tk + k * SIZE, 0, (int)(a.K - k * TILE));
+            tile_product<false, true>(scores, tq + k * SIZE, tk + k * SIZE, 0,
+                                      attention_limit<GROUPS>(a.K - k * TILE));
         if (KB == 0)
             for (int64_t k = 0; k < a.K; k += TILE) {
                 tile_load_async(tq, q + k, a.heads * a.K, (int)count, (int)min(a.K - k, (int64_t)TILE));
