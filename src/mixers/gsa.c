@@ -53,8 +53,8 @@ static mixer_layout gsa_layout(const mixer_pass *p, gsa_tensors *t)
     t->gate = mixer_take(p, &m.saved, rows, slots);
     t->o = mixer_take_picked(p, &m.saved, value);
     t->rstd = mixer_take_statistics(p, &m.saved, wanted, 1);
-    t->activated = mixer_take(p, &m.work, wanted, value);
-    t->normed = mixer_take(p, &m.work, wanted, value);
+    t->activated = mixer_take(p, mixer_again(p, &m), wanted, value);
+    t->normed = mixer_take(p, mixer_again(p, &m), wanted, value);
     if (p->keep) {
         t->d_gate = mixer_take(p, &m.work, rows, slots);
         t->d_o = mixer_take_picked(p, &m.work, value);
@@ -139,8 +139,10 @@ static void gsa_backward(const mixer_pass *p)
     slots_args core = gsa_core(p, &t);
     unary_args log_gate = gsa_log_gate(p, &t), activation = gsa_activation(p, &t);
     norm_args norm = gsa_norm(p, &t);
-    mixer_ops(p)->unary_forward(mixer_run(p), &activation); /* made again rather than kept */
-    mixer_ops(p)->rmsnorm_forward(mixer_run(p), &norm);
+    if (!mixer_kept(p)) {
+        mixer_ops(p)->unary_forward(mixer_run(p), &activation);
+        mixer_ops(p)->rmsnorm_forward(mixer_run(p), &norm);
+    }
     mixer_output_backward(p, t.normed, c->heads * c->dim_v, t.d_normed);
     mixer_ops(p)->rmsnorm_backward(mixer_run(p), &norm);
     mixer_ops(p)->unary_backward(mixer_run(p), &activation);

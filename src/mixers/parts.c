@@ -36,6 +36,16 @@ void *mixer_take_kernel(const mixer_pass *p, mixer_layout *m, const kernel_sizes
     return p->keep ? mixer_take_bytes(&m->saved, need->saved) : NULL;
 }
 
+int mixer_kept(const mixer_pass *p)
+{
+    return p->keep && p->layer->dev->kind == DEVICE_CUDA;
+}
+
+mixer_cursor *mixer_again(const mixer_pass *p, mixer_layout *m)
+{
+    return mixer_kept(p) ? &m->saved : &m->work;
+}
+
 void mixer_add_parameter(mixer_parameter_list *list, mixer_parameter slot, const char *name, mixer_init init,
                          int64_t rows, int64_t columns)
 {
@@ -237,7 +247,7 @@ void mixer_gated_layout(const mixer_pass *p, mixer_layout *m, mixer_gated *g)
     g->o = mixer_take_picked(p, &m->saved, value);
     g->gate = mixer_take(p, &m->saved, rows, value);
     g->rstd = mixer_take_statistics(p, &m->saved, rows, c->heads);
-    g->normed = mixer_take(p, &m->work, rows, value);
+    g->normed = mixer_take(p, mixer_again(p, m), rows, value);
     g->x = mixer_take_x(p, m);
     if (!p->keep) return;
     g->d_normed = mixer_take(p, &m->work, rows, value);
@@ -281,7 +291,7 @@ void mixer_gated_backward(const mixer_pass *p, const mixer_gated *g)
     const mixer_config *c = &p->layer->config;
     int64_t value = c->heads * c->dim_v;
     headnorm_args norm = gated_norm(p, g);
-    mixer_ops(p)->headnorm_forward(mixer_run(p), &norm); /* cheaper to make again than to keep */
+    if (!mixer_kept(p)) mixer_ops(p)->headnorm_forward(mixer_run(p), &norm);
     mixer_output_backward(p, g->normed, value, g->d_normed);
     mixer_ops(p)->headnorm_backward(mixer_run(p), &norm);
     mixer_put(p, &g->d_o, value);

@@ -23,6 +23,10 @@ void *mixer_take_statistics(const mixer_pass *p, mixer_cursor *cursor, int64_t r
 void *mixer_take_bytes(mixer_cursor *cursor, size_t bytes);
 /* What a core operation asked for: its notes for backward (NULL unless p->keep), and its scratch. */
 void *mixer_take_kernel(const mixer_pass *p, mixer_layout *m, const kernel_sizes *need);
+/* Whether what backward could make again is kept, as on a GPU, where a launch costs more than the memory; and
+ * where such tensors go. */
+int mixer_kept(const mixer_pass *p);
+mixer_cursor *mixer_again(const mixer_pass *p, mixer_layout *m);
 
 static inline int64_t mixer_rows(const mixer_pass *p)
 {

@@ -35,11 +35,11 @@ static int64_t stream_rows(const mixer_pass *p, const mixer_streams *s, int i)
 }
 
 /* On an accelerator three maps of one input go backward as one where their gradients stand side by side in a
- * row (one product instead of three that add up), and the rotation writes them anew anyway. */
+ * row (one product instead of three that add up), and the rotation or the SiLU writes them anew anyway. */
 static int may_join(const mixer_pass *p, const mixer_streams *s)
 {
     const mixer_config *c = &p->layer->config;
-    return p->layer->dev->kind == DEVICE_CUDA && p->keep && c->rope && !c->conv && !s->silu && !s->picks &&
+    return p->layer->dev->kind == DEVICE_CUDA && p->keep && (c->rope || s->silu) && !c->conv && !s->picks &&
            !p->x_rows && c->heads == c->heads_kv && c->dim_k == c->dim_v;
 }
 
@@ -203,13 +203,13 @@ void mixer_streams_forward(const mixer_pass *p, const mixer_streams *s)
     for (int i = 0; i < ropes; i++) mixer_ops(p)->rope_forward(mixer_run(p), &rope[i]);
 }
 
-/* The rotation back and the maps as one. */
+/* The rotation back, the SiLU and the maps as one. */
 static void joined_backward(const mixer_pass *p, const mixer_streams *s, int add)
 {
     const mixer_config *c = &p->layer->config;
     rope_args rope = stream_rope(p, s, STREAM_Q);
-    rope.streams = STREAMS, rope.turned = STREAM_V;
-    rope.d_x = s->d_joined;
+    rope.streams = STREAMS, rope.turned = c->rope ? STREAM_V : 0;
+    rope.x = s->silu ? s->mid[STREAM_Q] : NULL, rope.d_x = s->d_joined;
     mixer_ops(p)->rope_join(mixer_run(p), &rope);
     mixer_linear_backward(p, MIXER_Q, p->x, s->d_joined, c->width, STREAMS * mixer_stream_width(c, STREAM_Q),
                           p->d_x, add);

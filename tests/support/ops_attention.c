@@ -76,6 +76,7 @@ static rope_args join_of(const op_call *call)
                        .table = call->x[2],
                        .d_y = call->x[0],
                        .d_x = call->x[1],
+                       .x = c->number > 0 ? call->x[3] : NULL,
                        .streams = c->S,
                        .turned = c->option};
 }
@@ -87,18 +88,18 @@ static void rope_join(const op_call *call)
     call->dev->ops->rope_join(&call->dev->run, &a);
 }
 
-/* The reference is rope_backward of each stream that is turned, at its place. */
+/* The reference is rope_backward of each stream that is turned, at its place, times SiLU's slope. */
 static void check_join(const op_case *c)
 {
     enum { MOST = 3 * 2 * 5 * 2 * 16 };
-    double d_y[MOST], d_x[MOST], turned[MOST];
+    double d_y[MOST], d_x[MOST], turned[MOST], x[MOST];
     int64_t row = c->H * c->K, tokens = c->B * c->V, count = c->S * tokens * row;
     device *dev = NULL;
     assert_true(count <= MOST);
     assert_ok(device_create(&dev, &(device_options){.dtype = BLURRY_F64, .reference = 1}));
-    for (int64_t i = 0; i < count; i++) d_y[i] = turned[i] = sin((double)i);
+    for (int64_t i = 0; i < count; i++) d_y[i] = turned[i] = sin((double)i), x[i] = 3 * cos((double)i);
     rope_args a = {.batch = c->B, .length = c->V, .heads = c->H, .dim = c->K, .base = 10000};
-    a.d_y = d_y, a.d_x = d_x, a.streams = c->S, a.turned = c->option;
+    a.d_y = d_y, a.d_x = d_x, a.streams = c->S, a.turned = c->option, a.x = c->number > 0 ? x : NULL;
     dev->ops->rope_join(&dev->run, &a);
     dev->ops->rope_backward(&dev->run, &(rope_args){.batch = c->option * c->B,
                                                     .length = c->V,
@@ -107,9 +108,14 @@ static void check_join(const op_case *c)
                                                     .base = 10000,
                                                     .d_y = d_y,
                                                     .d_x = turned});
+    if (a.x)
+        dev->ops->unary_backward(
+            &dev->run,
+            &(unary_args){
+                .kind = UNARY_SILU, .count = count, .scale = 1, .x = x, .d_y = turned, .d_x = turned});
     for (int64_t i = 0; i < count; i++) {
         int64_t stream = i / (tokens * row), token = i / row % tokens;
-        assert_true(turned[i] == d_x[(token * c->S + stream) * row + i % row]);
+        assert_true(fabs(turned[i] - d_x[(token * c->S + stream) * row + i % row]) <= (a.x ? 1e-14 : 0));
     }
     device_destroy(&dev);
 }
@@ -117,8 +123,8 @@ static void check_join(const op_case *c)
 void ops_rope_join(void **state)
 {
     (void)state;
-    static const int64_t shapes[][5] = {
-        {1, 5, 1, 16, 2}, {2, 5, 2, 16, 2}, {2, 3, 2, 11, 1}, {2, 4, 1, 12, 3}, {1, 4, 2, 1, 2}};
+    static const int64_t shapes[][6] = {{1, 5, 1, 16, 2, 0}, {2, 5, 2, 16, 2, 1}, {2, 3, 2, 11, 1, 1},
+                                        {2, 4, 1, 12, 3, 0}, {1, 4, 2, 1, 2, 0},  {2, 5, 1, 16, 0, 1}};
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
         int64_t B = shapes[i][0], V = shapes[i][1], H = shapes[i][2], K = shapes[i][3], n = 3 * B * V * H * K;
         op_case c = {.family = "rope",
@@ -130,9 +136,11 @@ void ops_rope_join(void **state)
                      .S = 3,
                      .V = V,
                      .option = shapes[i][4],
+                     .number = (double)shapes[i][5],
                      .tensor = {{"d_y", OP_FIXED, n, .type = OP_ACTIVATION},
                                 {"d_x", OP_RESULT, n, .type = OP_ACTIVATION},
-                                {"table", OP_FIXED, V * (K / 2) * 2, .type = OP_STATISTIC}}};
+                                {"table", OP_FIXED, V * (K / 2) * 2, .type = OP_STATISTIC},
+                                {"x", OP_FIXED, n, .type = OP_ACTIVATION}}};
         check_join(&c);
         op_case_check(&c);
     }

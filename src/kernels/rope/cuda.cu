@@ -50,17 +50,25 @@ __global__ void __launch_bounds__(THREADS)
     if (dim % 2 && i == 0) y[dim - 1] = x[dim - 1];
 }
 
+static __device__ inline float silu_slope(float x)
+{
+    float y = sigmoid_of(x);
+    return y * (1 + x * (1 - y));
+}
+
 /* Block row y: stream y. Thread: N pairs of one head of one token, as above, to their place among the streams
- * side by side. */
+ * side by side; `before` as rope_join's x. */
 template <typename T, int N, typename I>
 __global__ void __launch_bounds__(THREADS)
-    rope_join_kernel(I rows, I length, I heads, I dim, I turned, const float *table, const T *x, T *y)
+    rope_join_kernel(I rows, I length, I heads, I dim, I turned, const float *table, const T *x,
+                     const T *before, T *y)
 {
     cuda_wait_previous();
     I half = dim / 2, pieces = half / N > 1 ? half / N : 1, n = (I)blockIdx.x * THREADS + threadIdx.x;
     I row = n / pieces, i = (n - row * pieces) * N, token = row / heads, stream = blockIdx.y;
     if (row >= rows) return;
     x += ((int64_t)stream * rows + row) * dim;
+    if (before) before += ((int64_t)stream * rows + row) * dim;
     y += (row + ((int64_t)token * (gridDim.y - 1) + stream) * heads) * dim;
     if (half > 0) {
         float low[N], high[N], turn[2 * N];
@@ -74,10 +82,19 @@ __global__ void __launch_bounds__(THREADS)
                 high[k] = b * c + a * s;
             }
         }
+        if (before) {
+            float at[N];
+            load_many<N>(before + i, at);
+            for (int k = 0; k < N; k++) low[k] *= silu_slope(at[k]);
+            load_many<N>(before + i + half, at);
+            for (int k = 0; k < N; k++) high[k] *= silu_slope(at[k]);
+        }
         store_many<N>(y + i, low);
         store_many<N>(y + i + half, high);
     }
-    if (dim % 2 && i == 0) y[dim - 1] = x[dim - 1];
+    if (dim % 2 && i == 0)
+        cuda_store(y + dim - 1,
+                   cuda_load(x + dim - 1) * (before ? silu_slope(cuda_load(before + dim - 1)) : 1));
 }
 
 /* Thread: one channel pair of one token, all heads. */
@@ -155,7 +172,7 @@ template <typename T, int N> static void join_as(const kernel_run *run, const ro
         cuda_launch_early(run->early, kernel,
                           dim3((unsigned)kernel_blocks(items, THREADS), (unsigned)a->streams), dim3(THREADS),
                           0, (cudaStream_t)run->stream, rows, a->length, a->heads, a->dim, a->turned,
-                          (const float *)a->table, (const T *)a->d_y, (T *)a->d_x);
+                          (const float *)a->table, (const T *)a->d_y, (const T *)a->x, (T *)a->d_x);
     };
     is_short(a) ? launch(rope_join_kernel<T, N, uint32_t>) : launch(rope_join_kernel<T, N, int64_t>);
 }
@@ -164,7 +181,7 @@ template <typename T> static void join(const kernel_run *run, const rope_args *a
 {
     enum { N = vector_of<T>::N };
     if (a->streams * a->batch * a->length * a->heads * a->dim <= 0) return;
-    if (a->dim % (2 * N) == 0 && all_aligned(a->d_y, a->d_x, a->table))
+    if (a->dim % (2 * N) == 0 && all_aligned(a->d_y, a->x, a->d_x, a->table))
         join_as<T, N>(run, a);
     else
         join_as<T, 1>(run, a);

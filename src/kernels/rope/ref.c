@@ -49,6 +49,12 @@ KERNEL(rope_backward, rope_args)
     rotate(a, a->d_y, a->d_x, a->heads * a->dim, -1);
 }
 
+static real silu_slope(real x)
+{
+    real y = (real)(1 / (1 + exp(-(double)x)));
+    return y * (1 + x * (1 - y));
+}
+
 KERNEL(rope_join, rope_args)
 {
     int64_t row = a->heads * a->dim, tokens = a->batch * a->length;
@@ -60,5 +66,8 @@ KERNEL(rope_join, rope_args)
         else
             for (int64_t t = 0; t < tokens; t++)
                 for (int64_t i = 0; i < row; i++) to[t * a->streams * row + i] = from[t * row + i];
+        const real *x = a->x ? (const real *)a->x + stream * tokens * row : NULL;
+        for (int64_t i = 0; x && i < tokens * row; i++)
+            to[i / row * a->streams * row + i % row] *= silu_slope(x[i]);
     }
 }

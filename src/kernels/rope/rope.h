@@ -20,7 +20,8 @@ typedef struct rope_args {
     void *d_x; /* may be d_y */
     /* rope_join only: d_x [batch, length, streams, heads, dim], not d_y, gets the streams of
      * d_y [streams, batch, length, heads, dim] side by side, the first `turned` rotated back, the others
-     * copied. Needs the table; all positions start at 0. */
+     * copied; where x is given, which has d_y's shape, all times SiLU's slope at x. What is turned needs the
+     * table; all positions start at 0. */
     int64_t streams, turned;
 } rope_args;
 
