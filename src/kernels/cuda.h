@@ -48,11 +48,21 @@ static inline void cuda_launch_early(int early, void (*kernel)(P...), dim3 grid,
 }
 
 /* Waits until all kernels in front have ended and what they wrote is visible. All threads call it, before
- * they read or write any memory. */
+ * they write any memory or read what the kernel directly in front writes: that one waited in its turn, so
+ * what was written before it is there already. */
 static __device__ inline void cuda_wait_previous(void)
 {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+/* Lets the next kernel come onto the chip as soon as all blocks of this one have called it, for what it can
+ * do before it waits. After cuda_wait_previous. */
+static __device__ inline void cuda_start_next(void)
+{
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }
 

@@ -206,6 +206,7 @@ __global__ void __launch_bounds__(CHAIN_THREADS) chain_states(chain p, const flo
     const int STAGE = KEYS ? 3 : 2, SIZE = tile_of<bf16>::SIZE;
     bf16 *writes = tiles + 2 * STAGE * SIZE;
     cuda_wait_previous();
+    cuda_start_next();
     chain_columns x = chain_here(p);
     const chain_side &side = p.side[x.side];
     int keys = (int)p.keys, row = half_here().row, c = (int)threadIdx.x;
@@ -270,6 +271,7 @@ __global__ static void __launch_bounds__(CHAIN_THREADS) chain_grads(chain p)
     CUDA_DYNAMIC_SHARED(bf16, tiles); /* two stages of readers, what they read for, states */
     const int STAGE = 3, SIZE = tile_of<bf16>::SIZE, LD = tile_of<bf16>::LD;
     cuda_wait_previous();
+    cuda_start_next();
     chain_columns x = chain_here(p);
     const chain_side &side = p.side[x.side];
     half_place here = half_here();

@@ -110,8 +110,20 @@ static __device__ inline void chunk_left(fragment (&f)[CHAIN_PARTS], const bf16 
 {
 #pragma unroll
     for (int i = 0; i < CHAIN_PARTS; i++)
-        if (i < chunk_parts(columns))
+        if (i < chunk_parts(columns)) /* else never read */
             fragment_fetch(f[i], from + i * TILE, stride, rows, gated_most(columns, i * TILE));
+}
+
+/* One of them, for loops that are not unrolled: code that runs once must first be fetched, so less of it is
+ * faster. */
+static __device__ inline fragment chunk_part(const fragment (&f)[CHAIN_PARTS], int i)
+{
+    fragment r;
+#pragma unroll
+    for (int k = 0; k < 4; k++)
+#pragma unroll
+        for (int j = 0; j < 4; j++) r.a[k][j] = i ? f[1].a[k][j] : f[0].a[k][j];
+    return r;
 }
 
 /* Adds f(row, column) to every element this thread holds: for rare sums, so that little code is made of them.
@@ -140,12 +152,12 @@ static __device__ inline void chunk_mix(strip &x, const fragment (&left)[CHAIN_P
     strip scores;
     strip_zero(scores);
     strip_zero(x);
-#pragma unroll
-    for (int i = 0; i < CHAIN_PARTS; i++)
-        if (i < parts) {
-            fragment_product<true>(scores, left[i], right + i * SIZE);
-            fragment_product<true>(x, left[i], h0 + i * SIZE);
-        }
+#pragma unroll 1
+    for (int i = 0; i < parts; i++) {
+        fragment f = chunk_part(left, i);
+        fragment_product<true>(scores, f, right + i * SIZE);
+        fragment_product<true>(x, f, h0 + i * SIZE);
+    }
     strip_lower(scores, 1);
     if (!gates.harsh) {
         fragment f;
@@ -196,6 +208,7 @@ static __device__ inline void chunk_read(bf16 *o, int64_t stride, float scale, c
                                          const chunk_gates &gates, int64_t width)
 {
     const int SIZE = tile_of<bf16>::SIZE;
+#pragma unroll 1
     for (int i = 0; i < chunk_parts(width); i++) {
         int columns = gated_most(width, i * TILE);
         strip sum;
@@ -235,12 +248,12 @@ static __device__ inline void chunk_collect(strip &d_write, const chunk_side &a,
     strip pairs, sum;
     strip_zero(pairs);
     strip_zero(sum);
-#pragma unroll
-    for (int i = 0; i < CHAIN_PARTS; i++)
-        if (i < parts) {
-            fragment_product<true>(pairs, x[i], a.d + i * SIZE);
-            fragment_product<true>(sum, x[i], a.grads + i * SIZE);
-        }
+#pragma unroll 1
+    for (int i = 0; i < parts; i++) {
+        f = chunk_part(x, i);
+        fragment_product<true>(pairs, f, a.d + i * SIZE);
+        fragment_product<true>(sum, f, a.grads + i * SIZE);
+    }
     strip_upper(pairs);
     if (!gates.harsh) {
         fragment_of(f, pairs);
@@ -280,6 +293,7 @@ static __device__ inline void chunk_collect(strip &d_write, const chunk_side &a,
         fragment_product<true>(pairs, weights, a.reader);
     strip_upper(pairs);
     fragment_of(f, pairs);
+#pragma unroll 1
     for (int i = 0; i < parts; i++) {
         int columns = gated_most(a.width, i * TILE);
         strip_zero(sum);

@@ -15,15 +15,15 @@ __global__ static void __launch_bounds__(TILE_THREADS, 2)
     const chain_side &side = p.side[0];
     bf16 *weights = reinterpret_cast<bf16 *>(s + 1), *v = weights + SIZE,
          *h0 = v + chunk_parts(side.width) * SIZE;
-    cuda_wait_previous();
     gated_place x = chain_place(p, blockIdx.x / p.chunks, blockIdx.x % p.chunks);
     int keys = (int)p.keys;
     chunk_fetch(v, side.x + x.at * side.width, p.heads * side.width, x.rows, side.width);
-    chunk_fetch(h0, p.states + (int64_t)blockIdx.x * p.keys * p.row, p.row, keys, (side.width + 7) / 8 * 8);
-    copy_async_commit();
     strip P, faded;
     strip_fetch(P, q + x.at * p.keys, p.heads * p.keys, x.rows, keys);
     chunk_gates gates = chunk_gates_at(p, x, s, weights);
+    cuda_wait_previous(); /* for the states */
+    chunk_fetch(h0, p.states + (int64_t)blockIdx.x * p.keys * p.row, p.row, keys, (side.width + 7) / 8 * 8);
+    copy_async_commit();
     faded = P;
     strip_each(faded, [&](int t, int c, float &e) { e *= gated_exp(gates.G(t, c)); });
     if (reader)
@@ -51,7 +51,6 @@ __global__ static void __launch_bounds__(TILE_THREADS, 2)
     int keys = (int)p.keys, parts = chunk_parts(side.width);
     bf16 *weights = reinterpret_cast<bf16 *>(s + 1), *reader = weights + SIZE, *d_o = reader + SIZE,
          *v = d_o + parts * SIZE, *h0 = v + parts * SIZE, *grads = h0 + parts * SIZE;
-    cuda_wait_previous();
     gated_place x = chain_place(p, blockIdx.x / p.chunks, blockIdx.x % p.chunks);
     int64_t state = (int64_t)blockIdx.x * p.keys * p.row, stride = p.heads * side.width;
     int64_t at = x.at * p.keys, key_stride = p.heads * p.keys;
@@ -60,13 +59,14 @@ __global__ static void __launch_bounds__(TILE_THREADS, 2)
     chunk_fetch(h0, p.states + state, p.row, keys, (side.width + 7) / 8 * 8);
     copy_async_commit();
     tile_load_async(reader, side.reader + (int64_t)blockIdx.x * TILE * p.pad, p.pad, TILE, (int)p.pad);
-    chunk_fetch(grads, p.grads + state, p.row, keys, (side.width + 7) / 8 * 8);
-    copy_async_commit();
     fragment left[CHAIN_PARTS];
     chunk_left(left, side.d + x.at * side.width, stride, x.rows, side.width);
     chunk_gates gates = chunk_gates_at(p, x, s, weights);
     strip share, d_key, y;
     strip_fetch(y, q + at, key_stride, x.rows, keys);
+    cuda_wait_previous(); /* for the gradients of the states */
+    chunk_fetch(grads, p.grads + state, p.row, keys, (side.width + 7) / 8 * 8);
+    copy_async_commit();
     copy_async_wait<1>();
     __syncthreads();
     chunk_mix(share, left, v, h0, gates, parts);

@@ -16,13 +16,17 @@ struct slots_notes {
     float *shares;            /* what tokens give to the gates' gradients: X dX + P dP */
 };
 
-/* Tiles of slots_read: gates' weights; right and state of mix; x and state of read. */
-static __device__ inline void slots_fetch_side(bf16 *tiles, const chain &p, const gated_place &x, int i)
+/* Tiles of the keys or values of a chunk, and of their states behind them. */
+static __device__ inline void slots_fetch_x(bf16 *tiles, const chain &p, const gated_place &x, int i)
 {
     const chain_side &side = p.side[i];
-    int parts = chunk_parts(side.width);
     chunk_fetch(tiles, side.x + x.at * side.width, p.heads * side.width, x.rows, side.width);
-    chunk_fetch(tiles + parts * tile_of<bf16>::SIZE,
+}
+
+static __device__ inline void slots_fetch_state(bf16 *tiles, const chain &p, const gated_place &x, int i)
+{
+    const chain_side &side = p.side[i];
+    chunk_fetch(tiles + chunk_parts(side.width) * tile_of<bf16>::SIZE,
                 p.states + (x.head * p.chunks + x.chunk) * p.keys * p.row + side.offset, p.row, (int)p.keys,
                 (side.width + 7) / 8 * 8);
     copy_async_commit();
@@ -54,7 +58,8 @@ static __device__ inline void slots_softmax_gradient(strip &x, strip &P, strip &
     }
 }
 
-/* left: q, or d_o; o: o, or d_q. Grid: chunks of all heads. */
+/* left: q, or d_o; o: o, or d_q. Grid: chunks of all heads. Tiles: gates' weights; keys or values and states
+ * of mix, then of read. */
 template <bool BACKWARD>
 __global__ void __launch_bounds__(TILE_THREADS, 2)
     slots_read(chain p, slots_notes notes, const bf16 *left, bf16 *o, float scale)
@@ -66,17 +71,26 @@ __global__ void __launch_bounds__(TILE_THREADS, 2)
     const int64_t mix_width = p.side[MIX].width, read_width = p.side[READ].width;
     int parts = chunk_parts(mix_width);
     bf16 *read = mix + 2 * parts * SIZE;
-    cuda_wait_previous();
     gated_place x = chain_place(p, blockIdx.x / p.chunks, blockIdx.x % p.chunks);
     int64_t note = (int64_t)blockIdx.x * TILE * p.pad;
     int slots = (int)p.keys, pad = (int)p.pad;
-    slots_fetch_side(mix, p, x, MIX);
-    slots_fetch_side(read, p, x, READ);
     fragment f[CHAIN_PARTS];
-    chunk_left(f, left + x.at * mix_width, p.heads * mix_width, x.rows, mix_width);
     strip logits, y, P, shares;
-    if (BACKWARD) strip_fetch(logits, notes.logits + note, p.pad, TILE, pad);
+    auto fetch_left = [&] { chunk_left(f, left + x.at * mix_width, p.heads * mix_width, x.rows, mix_width); };
+    auto fetch_states = [&] { slots_fetch_state(mix, p, x, MIX), slots_fetch_state(read, p, x, READ); };
+    slots_fetch_x(mix, p, x, MIX);
+    slots_fetch_x(read, p, x, READ);
+    if (BACKWARD) {
+        fetch_states();
+        strip_fetch(logits, notes.logits + note, p.pad, TILE, pad);
+    } else
+        fetch_left();
     chunk_gates gates = chunk_gates_at(p, x, s, weights);
+    cuda_wait_previous(); /* for the states, or d_o */
+    if (BACKWARD)
+        fetch_left();
+    else
+        fetch_states();
     copy_async_wait<1>();
     __syncthreads();
     chunk_mix(y, f, mix, mix + parts * SIZE, gates, parts);
@@ -109,68 +123,59 @@ __global__ void __launch_bounds__(TILE_THREADS, 2)
 }
 
 /* d_k, d_v, d_g. Grid: chunks of all heads. Tiles: gates' weights; d, reader of each side; gradients of
- * states of each side, or with ONE_ROOM of one after the other. */
-template <bool ONE_ROOM>
-__global__ void __launch_bounds__(TILE_THREADS, 2)
-    slots_collect(chain p, slots_notes notes, bf16 *d_k, bf16 *d_v, bf16 *d_g)
+ * states of each side, or with one_room of one after the other. */
+__global__ static void __launch_bounds__(TILE_THREADS, 2)
+    slots_collect(chain p, slots_notes notes, bf16 *d_k, bf16 *d_v, bf16 *d_g, bool one_room)
 {
     CUDA_DYNAMIC_SHARED(char, shared);
     const int SIZE = tile_of<bf16>::SIZE;
     gated_sums *s = reinterpret_cast<gated_sums *>(shared);
-    bf16 *weights = reinterpret_cast<bf16 *>(s + 1), *at = weights + SIZE, *d[CHAIN_SIDES],
-         *reader[CHAIN_SIDES], *grads[CHAIN_SIDES] = {};
-    cuda_wait_previous();
     gated_place x = chain_place(p, blockIdx.x / p.chunks, blockIdx.x % p.chunks);
     int64_t note = (int64_t)blockIdx.x * TILE * p.pad, state = (int64_t)blockIdx.x * p.keys * p.row;
     int slots = (int)p.keys, pad = (int)p.pad;
+    int parts[CHAIN_SIDES] = {chunk_parts(p.side[0].width), chunk_parts(p.side[1].width)};
+    bf16 *weights = reinterpret_cast<bf16 *>(s + 1), *first = weights + SIZE,
+         *second = first + (parts[0] + 1) * SIZE, *behind = second + (parts[1] + 1) * SIZE;
+    auto grads_at = [&](int i) { return i && !one_room ? behind + parts[0] * SIZE : behind; };
     auto fetch_grads = [&](int i) {
-        chunk_fetch(grads[i], p.grads + state + p.side[i].offset, p.row, slots,
+        chunk_fetch(grads_at(i), p.grads + state + p.side[i].offset, p.row, slots,
                     (p.side[i].width + 7) / 8 * 8);
     };
-#pragma unroll
     for (int i = 0; i < CHAIN_SIDES; i++) {
         const chain_side &side = p.side[i];
-        d[i] = at, at += chunk_parts(side.width) * SIZE;
-        reader[i] = at, at += SIZE;
-        grads[i] = i && ONE_ROOM ? grads[0] : at;
-        if (i == 0 || !ONE_ROOM) at += (ONE_ROOM ? CHAIN_PARTS : chunk_parts(side.width)) * SIZE;
-        chunk_fetch(d[i], side.d + x.at * side.width, p.heads * side.width, x.rows, side.width);
-        tile_load_async(reader[i], side.reader + note, p.pad, TILE, pad);
-        if (i == 0 || !ONE_ROOM) fetch_grads(i);
-        copy_async_commit();
+        bf16 *d = i ? second : first;
+        chunk_fetch(d, side.d + x.at * side.width, p.heads * side.width, x.rows, side.width);
+        tile_load_async(d + chunk_parts(side.width) * SIZE, side.reader + note, p.pad, TILE, pad);
     }
     chunk_gates gates = chunk_gates_at(p, x, s, weights);
+    cuda_wait_previous(); /* for the gradients of the states */
+    fetch_grads(0);
+    if (!one_room) fetch_grads(1);
     strip d_write, g, y;
     strip_zero(d_write);
-#pragma unroll
+#pragma unroll 1
     for (int i = 0; i < CHAIN_SIDES; i++) {
         const chain_side &side = p.side[i];
-        if (i == 0)
-            copy_async_wait<1>();
-        else
-            copy_async_wait<0>();
+        copy_async_commit();
+        copy_async_wait<0>();
         __syncthreads();
         const bf16 *plain = (i ? notes.plain : notes.d_plain) + note;
-        bf16 *to = i ? d_v : d_k;
+        bf16 *to = i ? d_v : d_k, *d = i ? second : first, *reader = d + chunk_parts(side.width) * SIZE;
         chunk_side a = {side.x + x.at * side.width,
                         to + x.at * side.width,
-                        d[i],
-                        grads[i],
-                        reader[i],
+                        d,
+                        grads_at(i),
+                        reader,
                         p.heads * side.width,
                         side.width,
                         1};
-        chunk_collect(d_write, a, gates, reader[i],
+        chunk_collect(d_write, a, gates, reader,
                       [&](int t, int c) { return c < slots ? from_bf16(plain[t * p.pad + c]) : 0; });
-        if (i == 0 && ONE_ROOM) {
-            __syncthreads();
-            fetch_grads(1);
-            copy_async_commit();
-        }
+        __syncthreads();
+        if (i == 0 && one_room) fetch_grads(1);
     }
     strip_fetch(g, gates.g, gates.stride, x.rows, slots);
     strip_fetch(y, notes.shares + note, p.pad, TILE, pad);
-    __syncthreads();
     float *direct = reinterpret_cast<float *>(weights); /* with the next tile */
 #pragma unroll
     for (int n = 0; n < 8; n++)
@@ -300,8 +305,8 @@ void slots_fast_backward(const kernel_run *run, const slots_args *a)
     slots_run_read<true>(run, a, p, notes);
     chain_run_grads(run, p, a->batch);
     bool one_room = p.blocks == 4; /* both sides wide: two blocks would not fit a multiprocessor */
-    cuda_launch_early(run->early, one_room ? slots_collect<true> : slots_collect<false>,
-                      dim3((unsigned)(a->batch * a->heads * p.chunks)), dim3(TILE_THREADS),
-                      slots_fast_shared(one_room ? 9 : 3 + 2 * p.blocks), (cudaStream_t)run->stream, p, notes,
-                      (bf16 *)a->d_k, (bf16 *)a->d_v, (bf16 *)a->d_g);
+    cuda_launch_early(run->early, slots_collect, dim3((unsigned)(a->batch * a->heads * p.chunks)),
+                      dim3(TILE_THREADS), slots_fast_shared(one_room ? 9 : 3 + 2 * p.blocks),
+                      (cudaStream_t)run->stream, p, notes, (bf16 *)a->d_k, (bf16 *)a->d_v, (bf16 *)a->d_g,
+                      one_room);
 }
