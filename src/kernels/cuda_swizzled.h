@@ -108,6 +108,19 @@ static __device__ inline void tile_mma_trans(float (&c)[N][4], const uint32_t *a
     }
 }
 
+template <int U, int MT, int N>
+static __device__ inline void tile_mma_trans_blocks(float (&c)[MT][N][4], const uint32_t (&a)[MT][4],
+                                                    const char *tile, int n0, int k0)
+{
+#pragma unroll
+    for (int n = 0; n < N; n += 2) {
+        uint32_t b[4];
+        tile_b_trans<U>(b, tile, n0 + 8 * n, k0);
+#pragma unroll
+        for (int m = 0; m < MT; m++) mma_bf16(c[m][n], a[m], b), mma_bf16(c[m][n + 1], a[m], b + 2);
+    }
+}
+
 /* Two neighbouring accumulators [16, 16] as the A fragment of a following product. */
 static __device__ inline void tile_pack(uint32_t *a, const float *low, const float *high)
 {
@@ -210,8 +223,17 @@ static __device__ inline void tile_store_rows(const float (&x)[N][4], bf16 *to, 
             uint4 unit = late ? make_uint4(e, f, p2, p3) : make_uint4(p0, p1, e, f);
             if (valid && 8 * (n + q) < valid_columns) *(uint4 *)(row + 8 * (n + q)) = unit;
         }
+        if constexpr (N % 4 >= 2) { /* 8 bytes in one piece */
+            constexpr int n = N / 4 * 4;
+            uint32_t low = pack_bf16(x[n][2 * half], x[n][2 * half + 1]),
+                     high = pack_bf16(x[n + 1][2 * half], x[n + 1][2 * half + 1]);
+            bool odd = q & 1;
+            uint32_t other = __shfl_xor_sync(0xffffffffu, odd ? low : high, 1);
+            uint2 piece = odd ? make_uint2(other, high) : make_uint2(low, other);
+            if (valid && 8 * (n + odd) < valid_columns) *(uint2 *)(row + 8 * (n + odd) + 2 * (q & 2)) = piece;
+        }
 #pragma unroll
-        for (int n = N / 4 * 4; n < N; n++)
+        for (int n = N / 2 * 2; n < N; n++)
             if (valid && 8 * n < valid_columns)
                 *(uint32_t *)(row + 8 * n + 2 * q) = pack_bf16(x[n][2 * half], x[n][2 * half + 1]);
     }

@@ -53,26 +53,33 @@ static __device__ inline float entry_weight(int S, const bla_position &p, double
     return __fdividef((float)(d & 1 ? -p.sin_f : p.sin_f), (float)((double)S * below));
 }
 
-/* Builds the entry for the chunk at position t0, by all threads of a block; `room` is shared memory for CHUNK
- * rows. */
+/* Builds the entry for the chunk at position t0, by the first `threads` threads of a block; `room` is shared
+ * memory for CHUNK rows. Takes barrier 3 where those are not all. */
+static __device__ inline void entry_barrier(int threads)
+{
+    if (threads == (int)blockDim.x)
+        __syncthreads();
+    else
+        barrier_named(3, threads);
+}
 struct entry_row {
     bla_position at;
     double sin_s, cos_s;
 };
 static __device__ __attribute__((noinline)) void entry_build(int S, int SP, double T, int64_t t0, bool decay,
                                                              const double *sines, entry_row *room,
-                                                             char *entry)
+                                                             char *entry, int threads)
 {
-    for (int t = threadIdx.x; t < CHUNK; t += blockDim.x) {
+    for (int t = threadIdx.x; t < CHUNK; t += threads) {
         entry_row r;
         r.at = bla_position_of(S, T, t0 + t);
         sincospi(r.at.f / (double)S, &r.sin_s, &r.cos_s);
         room[t] = r;
     }
-    __syncthreads();
+    entry_barrier(threads);
     bf16 *P = (bf16 *)entry, *fragments = (bf16 *)(entry + entry_p_bytes(SP));
     float *scale = (float *)(entry + 2 * entry_p_bytes(SP));
-    for (int j = threadIdx.x; j < SP; j += blockDim.x) {
+    for (int j = threadIdx.x; j < SP; j += threads) {
         float c = ENTRY_START;
         for (int t = 0; t < CHUNK; t++) {
             float phi = j < S ? entry_weight(S, room[t].at, room[t].sin_s, room[t].cos_s, sines, j) : 0.0f;
@@ -85,7 +92,7 @@ static __device__ __attribute__((noinline)) void entry_build(int S, int SP, doub
             P[t * SP + j] = to_bf16(decay ? phi / c : phi);
         }
     }
-    __syncthreads();
+    entry_barrier(threads);
 }
 
 #endif

@@ -49,6 +49,7 @@ static int64_t states_most(const bla_shape *s, int64_t blocks)
  * last one first, and the sum of all goes to `start`. */
 static __global__ void scan_kernel(fast_run r, int SP, int D, int decay, int backwards)
 {
+    cuda_wait_previous();
     int64_t floats = 2 * (int64_t)SP * D, i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x,
             chain = blockIdx.y;
     if (i >= floats / 4) return;
@@ -76,7 +77,8 @@ static void scan(const fast_kernels *k, const bla_call *call, fast_run *run, int
                  cudaStream_t stream)
 {
     dim3 grid((unsigned)((2 * k->SP * k->D / 4 + 255) / 256), (unsigned)call->chains);
-    cuda_launch(scan_kernel, grid, dim3(256), 0, stream, *run, k->SP, k->D, call->decay, backwards);
+    cuda_launch_early(run->early, scan_kernel, grid, dim3(256), 0, stream, *run, k->SP, k->D, call->decay,
+                      backwards);
     run->scanned = 1;
 }
 
@@ -117,7 +119,8 @@ static __global__ void make_entries_kernel(bla_call c, fast_run r, int SP)
     if (gridDim.z > 1 && chunk * CHUNK >= x.count) return;
     char *entry =
         r.scratch + ((blockIdx.z * r.loose + blockIdx.y) * r.made + chunk) * entry_made_bytes(SP, c.decay);
-    entry_build(c.S, SP, c.periods[h].T, x.position + chunk * CHUNK, c.decay, r.sines, room, entry);
+    entry_build(c.S, SP, c.periods[h].T, x.position + chunk * CHUNK, c.decay, r.sines, room, entry,
+                (int)blockDim.x);
 }
 
 /* Makes them where there is room. */
@@ -195,9 +198,12 @@ void fast_forward(const fast_tables *t, const bla_shape *s, const bla_call *call
     int64_t blocks = pass == FAST_READ ? (int64_t)t->multiprocessors * k->read_blocks : states;
     if (fast_forward_in_two(t, s, call, chunks, states_most(s, states), &run, own, stream)) return;
     run.segments = choose_segments(call->chains, chunks, blocks, 0.2);
-    run.parts = choose_parts(call->chains, chunks, run.segments, states, states_most(s, states));
+    run.parts = choose_parts(call->chains, chunks, run.segments, t->multiprocessors, states_most(s, states));
     if (run.segments > 1) {
-        k->forward(call, &run, FAST_INCREMENTS, stream);
+        if (t->loose > 0 && !run.made)
+            k->forward(call, &run, FAST_INCREMENTS, stream);
+        else
+            fast_increments(k, call, &run, stream);
         if ((run.segments - 1) * run.parts > FOLD_MOST) scan(k, call, &run, 0, stream);
     }
     k->forward(call, &run, pass, stream);

@@ -12,18 +12,19 @@
 #include "kernels/blurry/cuda_fast.h"
 #include "kernels/cuda_swizzled.h"
 
-/* One warp's share of K or V. */
-template <int D, int SP> struct fast_share {
-    static constexpr int DOWN = SP / 16 < 4 ? SP / 16 : 4; /* warps one below the other; the others beside */
-    static constexpr int MT = SP / 16 / DOWN, NT = D / 8 * DOWN / 4;
+/* One warp's share of K or V, of WARPS that have it between them. */
+template <int D, int SP, int WARPS = 4> struct fast_share {
+    static constexpr int DOWN =
+        SP / 16 < WARPS ? SP / 16 : WARPS; /* warps one below the other; the others beside */
+    static constexpr int MT = SP / 16 / DOWN, NT = D / 8 * DOWN / WARPS;
 };
 /* Its first slot and column. */
 struct fast_corner {
     int slot, column;
 };
-template <int D, int SP> static __device__ inline fast_corner fast_corner_of(int warp)
+template <int D, int SP, int WARPS = 4> static __device__ inline fast_corner fast_corner_of(int warp)
 {
-    typedef fast_share<D, SP> F;
+    typedef fast_share<D, SP, WARPS> F;
     fast_corner at = {warp % F::DOWN * 16 * F::MT, warp / F::DOWN * 8 * F::NT};
     return at;
 }
@@ -128,17 +129,17 @@ template <int SP, int THREADS> static __device__ inline void fast_table_load(cha
         copy_async16(tile + at + i * (U * 16), entry + 16 * threadIdx.x + i * (SP * 2), true);
 }
 
-/* The same, or built into this block's scratch (with barriers; `room` is shared memory that nothing else uses
- * now). */
+/* The same, or built into this block's scratch by its first `threads` threads (with barriers; `room` is
+ * shared memory that nothing else uses now). */
 template <bool DECAY>
 static __device__ inline const char *fast_entry(const bla_call &c, const fast_run &r, const fast_place &p,
-                                                int SP, int64_t chunk, int stage, void *room)
+                                                int SP, int64_t chunk, int stage, void *room, int threads)
 {
     int64_t t0 = p.chain.position + chunk * CHUNK;
     const char *ready = fast_entry_ready<DECAY>(c, r, p.chain.b, p.chain.h, t0, SP, chunk);
     if (ready) return ready;
     char *mine = r.scratch + ((int64_t)blockIdx.x * 2 + stage) * entry_bytes(SP);
-    entry_build(c.S, SP, c.periods[p.chain.h].T, t0, DECAY, r.sines, (entry_row *)room, mine);
+    entry_build(c.S, SP, c.periods[p.chain.h].T, t0, DECAY, r.sines, (entry_row *)room, mine, threads);
     return mine;
 }
 
@@ -272,15 +273,24 @@ static __device__ inline void fast_keep_scale(float (&x)[MT][NT][4], const float
     fast_rows_scale(x, end);
 }
 
-/* Accumulators as bf16 into a tile [SP, D]. */
+/* Accumulators as bf16 into a tile [SP, D]. The addresses are worked out each time: kept for the next, they
+ * would take as many registers as the accumulators. */
 template <int D, int MT, int NT>
 static __device__ inline void fast_copy_out(const float (&x)[MT][NT][4], char *tile, fast_corner at)
 {
+    constexpr int ROW = tile_units(D) * 16;
+    int lane = threadIdx.x & 31;
+    asm volatile("" : "+r"(lane));
+    const int g = lane >> 2, first = at.slot * ROW + 4 * (lane & 3);
 #pragma unroll
-    for (int m = 0; m < MT; m++)
+    for (int n = 0; n < NT; n++) {
+        char *to = tile + first + tile_at<tile_units(D)>(g, at.column / 8 + n);
 #pragma unroll
-        for (int n = 0; n < NT; n++)
-            tile_put<tile_units(D)>(tile, at.slot + 16 * m, at.column + 8 * n, x[m][n]);
+        for (int m = 0; m < MT; m++) {
+            *(uint32_t *)(to + 16 * m * ROW) = pack_bf16(x[m][n][0], x[m][n][1]);
+            *(uint32_t *)(to + (16 * m + 8) * ROW) = pack_bf16(x[m][n][2], x[m][n][3]);
+        }
+    }
 }
 
 #endif

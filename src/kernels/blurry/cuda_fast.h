@@ -49,7 +49,7 @@ static inline __host__ __device__ int64_t fast_saved_base(int64_t first, int64_t
 }
 
 enum fast_pass {
-    FAST_INCREMENTS, /* what each part of all segments but the last adds to the slots */
+    FAST_INCREMENTS, /* as fast_increments, where tables are made on the spot */
     FAST_READ,       /* the forward pass */
     FAST_STATES,     /* the slots before every chunk, for a backward pass without notes */
     FAST_PASSES
@@ -68,6 +68,9 @@ struct fast_kernels {
     /* The backward pass before fast_collect, likewise. */
     void (*rows)(const bla_call *call, const fast_run *run, cudaStream_t stream);
 };
+
+/* What the parts of all segments but the last add to the slots. (cuda_fast_increments.cu) */
+void fast_increments(const fast_kernels *k, const bla_call *call, const fast_run *run, cudaStream_t stream);
 
 /* Saves the slots before every chunk, `columns` (16, 32 or 64) of them to a block, and those on exit; chains
  * in run->segments. (cuda_fast_states.cu) */

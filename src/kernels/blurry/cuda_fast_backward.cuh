@@ -92,7 +92,7 @@ static __device__ inline const char *backward_load(const bla_call &c, const fast
 {
     int64_t token = p.chain.first + chunk * CHUNK, at = token * c.Hkv + p.chain.h;
     int n = (int)min((int64_t)CHUNK, p.chain.count - chunk * CHUNK), width = s.side ? c.Dv : c.Dk;
-    const char *entry = fast_entry<DECAY>(c, r, p, F::SP, chunk, stage, s.table(stage));
+    const char *entry = fast_entry<DECAY>(c, r, p, F::SP, chunk, stage, s.table(stage), 256);
     backward_load_left<F>(c, p, chunk, 0, s, stage);
     tile_load<F::D, CHUNK, 128>(s.tokens(stage), (const bf16 *)(s.side ? c.v : c.k) + at * width,
                                 c.Hkv * width, n, width, threadIdx.x & 127);

@@ -60,7 +60,7 @@ static __device__ inline const char *correct_load(const bla_call &c, const fast_
     typedef correct_form<D, SP> M;
     const int side = threadIdx.x / 128, width = side ? c.Dv : c.Dk;
     int n = (int)min((int64_t)CHUNK, p.chain.count - chunk * CHUNK);
-    const char *entry = fast_entry<DECAY>(c, r, p, SP, chunk, stage, at);
+    const char *entry = fast_entry<DECAY>(c, r, p, SP, chunk, stage, at, 256);
     tile_load<SP, CHUNK, 256>(at, (const bf16 *)entry, SP, CHUNK, SP, threadIdx.x);
     tile_load<D, CHUNK, 128>(at + M::TABLE + side * M::TOKENS, correct_rows(c, p, chunk, side), c.Hkv * width,
                              n, width, threadIdx.x & 127);

@@ -13,18 +13,18 @@ static constexpr int state_split(int D, int SP)
 template <int D, int SP, bool DECAY>
 static void forward_launch(const bla_call *call, const fast_run *run, fast_pass pass, cudaStream_t stream)
 {
-    typedef forward_form<D, SP, state_split(D, SP), false> state;
+    typedef advance_form<D, SP, state_split(D, SP)> state;
     bool increments = pass == FAST_INCREMENTS;
     int64_t blocks = call->chains * (increments ? (run->segments - 1) * run->parts : run->segments);
     if (blocks <= 0) return;
-    if (pass == FAST_READ) { /* two warps for each row group */
-        typedef forward_form<D, SP, 2, true> read;
-        cuda_launch(fast_forward_kernel<D, SP, 2, DECAY, true>, dim3((unsigned)blocks), dim3(read::THREADS),
-                    read::SHARED, stream, *call, *run, 0);
+    if (pass == FAST_READ) {
+        typedef forward_form<D, SP, DECAY> read;
+        cuda_launch_early(run->early, fast_forward_kernel<D, SP, DECAY>, dim3((unsigned)blocks),
+                          dim3(read::THREADS), read::SHARED, stream, *call, *run);
         return;
     }
-    cuda_launch(fast_forward_kernel<D, SP, state::SPLIT, DECAY, false>, dim3((unsigned)blocks),
-                dim3(state::THREADS), state::SHARED, stream, *call, *run, (int)increments);
+    cuda_launch(fast_advance_kernel<D, SP, state::SPLIT, DECAY>, dim3((unsigned)blocks), dim3(state::THREADS),
+                state::SHARED, stream, *call, *run, (int)increments);
 }
 
 template <int D, int SP, bool DECAY>
@@ -75,8 +75,8 @@ template <int D, int SP, bool DECAY> static const fast_kernels *kernels_of(void)
 {
     static const fast_kernels kernels = {D,
                                          SP,
-                                         1,
-                                         forward_form<D, SP, state_split(D, SP), false>::BLOCKS,
+                                         forward_form<D, SP, DECAY>::BLOCKS,
+                                         advance_form<D, SP, state_split(D, SP)>::BLOCKS,
                                          backward_form<D, SP>::BLOCKS,
                                          forward_launch<D, SP, DECAY>,
                                          backward_launch<D, SP, DECAY>,

@@ -1,7 +1,7 @@
 /* The slots before every chunk, for cuda_fast_read.cuh and the backward pass. The columns of a state never
  * mix, so a block takes W columns of K or V of one chain through all its chunks: nothing has to be joined,
  * and the few products of a chunk leave the time to memory. Where that leaves the chip empty, chains are cut
- * into segments, and what each adds to the slots is found first. */
+ * into segments, and what each adds to the slots is found first (cuda_fast_increments.cu). */
 #include "kernels/blurry/cuda_fast.cuh"
 
 template <int SP_, int W_> struct states_form {
@@ -25,13 +25,12 @@ struct states_place {
     int64_t stride;          /* from chunk to chunk */
 };
 template <typename F>
-static __device__ inline states_place states_place_of(const bla_call &c, const fast_run &r, int D,
-                                                      bool increments)
+static __device__ inline states_place states_place_of(const bla_call &c, const fast_run &r, int D)
 {
     states_place p;
     uint32_t slices = (uint32_t)(D / F::W), slice = blockIdx.x % (2 * slices),
              rest = blockIdx.x / (2 * slices);
-    uint32_t segments = (uint32_t)r.segments - (increments ? 1 : 0), chain = rest / segments;
+    uint32_t segments = (uint32_t)r.segments, chain = rest / segments;
     p.chain = bla_chain_of(c, chain), p.index = chain, p.segment = rest % segments,
     p.unit = chain * r.segments + p.segment;
     int64_t chunks = (p.chain.count + CHUNK - 1) / CHUNK, each = (chunks + r.segments - 1) / r.segments;
@@ -96,7 +95,7 @@ static __device__ inline void states_exchange(float (&x)[F::NT][4], const bla_ca
         }
 }
 
-/* A warp's accumulators to and from the workspace: fragments as fast_state_at has them. */
+/* A warp's accumulators in the workspace: fragments as fast_state_at has them. */
 template <typename F>
 static __device__ inline float4 *states_at(float *states, int64_t unit, const states_place &p, int D,
                                            int slot0)
@@ -104,12 +103,6 @@ static __device__ inline float4 *states_at(float *states, int64_t unit, const st
     float *state = states + unit * 2 * F::SP * D;
     return (float4 *)state + ((p.side * (D / 8) + p.column / 8) * (F::SP / 16) + slot0 / 16) * 32 +
            (threadIdx.x & 31);
-}
-template <typename F> static __device__ inline void states_keep(const float (&x)[F::NT][4], float4 *to)
-{
-#pragma unroll
-    for (int n = 0; n < F::NT; n++)
-        to[n * (F::SP / 16) * 32] = make_float4(x[n][0], x[n][1], x[n][2], x[n][3]);
 }
 
 /* The slots before the segment, from what the earlier ones add. Those on entry are in `start` by then: the
@@ -144,17 +137,14 @@ static __device__ inline void states_save(const float (&x)[F::NT][4], char *tile
     tile_store16<F::W>(tile, 0, to, D, 16, F::W);
 }
 
-/* grid: chains * r.segments * 2 * D / W blocks, or, where `increments`, chains * (r.segments - 1) * 2 * D /
- * W.
- */
+/* grid: chains * r.segments * 2 * D / W blocks. */
 template <int SP, int W, bool DECAY>
-static __global__ void __launch_bounds__(2 * SP, 2)
-    fast_states_kernel(bla_call c, fast_run r, int D, int increments)
+static __global__ void __launch_bounds__(2 * SP, 2) fast_states_kernel(bla_call c, fast_run r, int D)
 {
     cuda_wait_previous();
     typedef states_form<SP, W> F;
     CUDA_DYNAMIC_SHARED(char, shared);
-    const states_place p = states_place_of<F>(c, r, D, increments);
+    const states_place p = states_place_of<F>(c, r, D);
     const int warp = threadIdx.x / 32, slot0 = 16 * warp, g = slot0 + ((threadIdx.x & 31) >> 2);
     char *copy = shared + F::STAGES * F::STAGE + warp * F::COPY;
     states_loader<F, DECAY> loader;
@@ -163,13 +153,10 @@ static __global__ void __launch_bounds__(2 * SP, 2)
 #pragma unroll
     for (int i = 0; i < F::STAGES - 1; i++) loader.load(shared + i * F::STAGE);
     tile_zero(x);
-    float kept[2] = {1.0f, 1.0f};
-    if (r.segments > 1 && !increments) {
+    if (r.segments > 1)
         states_join<F, DECAY>(x, c, r, p, D, slot0);
-    } else if (c.in.k && p.segment == 0) {
+    else if (c.in.k)
         states_exchange<F, false>(x, c, p, c.in, slot0, DECAY ? ENTRY_UNIT : 1.0f);
-        if (increments) states_keep<F>(x, states_at<F>(r.start, p.index, p, D, slot0));
-    }
     bf16 *to = r.saved + p.slots + (int64_t)slot0 * D;
     int now = 0, free = F::STAGES - 1; /* stages: at work, and left by the chunk before */
     for (int64_t chunk = p.from; chunk < p.to; chunk++, to += p.stride) {
@@ -177,7 +164,7 @@ static __global__ void __launch_bounds__(2 * SP, 2)
         copy_async_wait<F::STAGES - 2>();
         __syncthreads();
         loader.load(shared + free * F::STAGE);
-        if (!increments) states_save<F>(x, copy, to, D);
+        states_save<F>(x, copy, to, D);
 #pragma unroll
         for (int k = 0; k < CHUNK; k += 16) {
             uint32_t a[4];
@@ -187,46 +174,40 @@ static __global__ void __launch_bounds__(2 * SP, 2)
         if (DECAY) {
             const float *keep = (const float *)(stage + F::TABLE + F::TOKENS) + g;
             float low = keep[0] * ENTRY_UNIT, high = keep[8] * ENTRY_UNIT;
-            kept[0] *= low, kept[1] *= high;
 #pragma unroll
             for (int n = 0; n < F::NT; n++) x[n][0] *= low, x[n][1] *= low, x[n][2] *= high, x[n][3] *= high;
         }
         free = now, now = now + 1 < F::STAGES ? now + 1 : 0;
     }
     copy_async_wait<0>();
-    if (increments) {
-        states_keep<F>(x, states_at<F>(r.states, p.unit, p, D, slot0));
-        if (DECAY && p.side == 0 && p.column == 0 && (threadIdx.x & 3) == 0)
-            r.keeps[p.unit * SP + g] = kept[0], r.keeps[p.unit * SP + g + 8] = kept[1];
-    } else if (c.out.k && p.segment == r.segments - 1)
+    if (c.out.k && p.segment == r.segments - 1)
         states_exchange<F, true>(x, c, p, c.out, slot0, DECAY ? ENTRY_START : 1.0f);
 }
 
 template <int SP, int W>
-static void states_launch(int D, const bla_call *call, const fast_run *run, int increments,
-                          cudaStream_t stream)
+static void states_launch(int D, const bla_call *call, const fast_run *run, cudaStream_t stream)
 {
     typedef states_form<SP, W> F;
-    int64_t blocks = call->chains * (run->segments - increments) * 2 * (D / W);
+    int64_t blocks = call->chains * run->segments * 2 * (D / W);
     if (blocks <= 0) return;
-    cuda_launch_early(
-        run->early, call->decay ? fast_states_kernel<SP, W, true> : fast_states_kernel<SP, W, false>,
-        dim3((unsigned)blocks), dim3(F::THREADS), F::SHARED, stream, *call, *run, D, increments);
+    cuda_launch_early(run->early,
+                      call->decay ? fast_states_kernel<SP, W, true> : fast_states_kernel<SP, W, false>,
+                      dim3((unsigned)blocks), dim3(F::THREADS), F::SHARED, stream, *call, *run, D);
 }
 
 template <int SP>
 static void states_launch_columns(int columns, int D, const bla_call *call, const fast_run *run,
                                   cudaStream_t stream)
 {
-    for (int increments = run->segments > 1; increments >= 0; increments--)
-        (columns == 16   ? states_launch<SP, 16>
-         : columns == 32 ? states_launch<SP, 32>
-                         : states_launch<SP, 64>)(D, call, run, increments, stream);
+    (columns == 16   ? states_launch<SP, 16>
+     : columns == 32 ? states_launch<SP, 32>
+                     : states_launch<SP, 64>)(D, call, run, stream);
 }
 
 void fast_states(const fast_kernels *k, int columns, const bla_call *call, const fast_run *run,
                  cudaStream_t stream)
 {
+    if (run->segments > 1) fast_increments(k, call, run, stream);
     (k->SP == 32   ? states_launch_columns<32>
      : k->SP == 64 ? states_launch_columns<64>
                    : states_launch_columns<128>)(columns, k->D, call, run, stream);

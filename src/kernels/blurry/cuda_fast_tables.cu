@@ -55,7 +55,7 @@ static __global__ void entries_kernel(int S, int SP, double T, int decay, const 
 {
     __shared__ entry_row room[CHUNK];
     int64_t row = decay ? blockIdx.x : (int64_t)blockIdx.x * CHUNK;
-    entry_build(S, SP, T, row, decay, sines, room, entries + row * entry_stride);
+    entry_build(S, SP, T, row, decay, sines, room, entries + row * entry_stride, (int)blockDim.x);
 }
 
 /* Bytes of the tabulated entries of a period, 0 where they are made on the spot. */

@@ -67,7 +67,7 @@ static states_plan plan_states(const fast_tables *t, int64_t chains, int64_t chu
 }
 
 /* Whether the pass in two is there for a call and faster; its first kernel takes about a microsecond for a
- * chunk: that pays up to 64 of them where the slots are wanted as notes, up to 24 where they are not
+ * chunk: that pays up to 64 of them where the slots are wanted as notes, up to 16 where they are not
  * (measured: docs/performance.md). */
 bool fast_forward_in_two(const fast_tables *t, const bla_shape *s, const bla_call *call, int64_t chunks,
                          int64_t states, fast_run *run, bf16 *own, cudaStream_t stream)
@@ -77,8 +77,8 @@ bool fast_forward_in_two(const fast_tables *t, const bla_shape *s, const bla_cal
         read_units(s, call, chunks) > INT32_MAX)
         return false;
     const states_plan plan = plan_states(t, call->chains, chunks, states);
-    if (fast_wished_form ? fast_wished_form == 1 : plan.steps > (run->saved ? 64 : 24)) return false;
-    run->segments = plan.segments;
+    if (fast_wished_form ? fast_wished_form == 1 : plan.steps > (run->saved ? 64 : 16)) return false;
+    run->segments = plan.segments, run->parts = 1;
     if (!run->saved) run->saved = own;
     run->sequences = (int)(call->chains / call->Hkv);
     run->units = (uint32_t)read_units(s, call, chunks);
