@@ -57,9 +57,7 @@ static inline void cuda_wait_previous(void)
 {
     emulator_self->waited = true;
 }
-static inline void cuda_start_next(void)
-{
-}
+static inline void cuda_start_next(void) {}
 template <typename... P, typename... A>
 static inline void cuda_launch_early(int, void (*kernel)(P...), dim3 grid, dim3 block, size_t shared_bytes,
                                      cudaStream_t stream, A... arguments)
