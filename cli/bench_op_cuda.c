@@ -117,11 +117,36 @@ static blurry_status measure(const row *r, const bench_target *target, int repea
     return BLURRY_OK;
 }
 
-/* Forward for inference at growing lengths: time per token, and device memory beyond the tensors. 16 heads do
- * not fill a large GPU in short sequences, so that a token costs less in long ones; 64 do. */
+/* Times at some lengths, and the line start + each L that is nearest to them in relative terms. */
+typedef struct {
+    int count;
+    double length[8], seconds[8];
+} times;
+typedef struct {
+    double start, each, farthest; /* seconds, seconds a token, the worst relative deviation */
+} line;
+
+static line line_through(const times *t)
+{
+    double xx = 0, xy = 0, yy = 0, x1 = 0, y1 = 0;
+    for (int i = 0; i < t->count; i++) {
+        double x = 1 / t->seconds[i], y = t->length[i] / t->seconds[i];
+        xx += x * x, xy += x * y, yy += y * y, x1 += x, y1 += y;
+    }
+    double det = xx * yy - xy * xy;
+    line fit = {(x1 * yy - y1 * xy) / det, (y1 * xx - x1 * xy) / det, 0};
+    for (int i = 0; i < t->count; i++)
+        fit.farthest = fmax(fit.farthest, fabs((fit.start + fit.each * t->length[i]) / t->seconds[i] - 1));
+    return fit;
+}
+
+/* Forward for inference at growing lengths: time per token, device memory beyond the tensors, and how near
+ * the times are to a line. Its start is what does not depend on the length: kernels that begin and end, a
+ * chip that short sequences do not fill. */
 static blurry_status sweep(const bench_target *target, int64_t heads, int repeats, int json, json_t *list)
 {
     double first = 0;
+    times all = {0};
     if (!json)
         printf("\nforward, B=1 H=%lld D=64 S=127, decay\n%8s %10s %10s %8s  %12s %14s\n", (long long)heads,
                "L", "ms", "ns/token", "of first", "tensors MB", "beyond them MB");
@@ -134,6 +159,7 @@ static blurry_status sweep(const bench_target *target, int64_t heads, int repeat
         double tensors = 4.0 * (double)(L * heads * 64) * (double)bench_element(target->dtype);
         double beyond = (double)memory > tensors ? (double)memory - tensors : 0, each = seconds / (double)L;
         if (first == 0) first = each;
+        all.length[all.count] = (double)L, all.seconds[all.count++] = seconds;
         if (!json)
             printf("%8lld %10.4f %10.3f %8.3f  %12.1f %14.1f\n", (long long)L, 1e3 * seconds, 1e9 * each,
                    each / first, 1e-6 * tensors, 1e-6 * beyond);
@@ -142,6 +168,10 @@ static blurry_status sweep(const bench_target *target, int64_t heads, int repeat
                                               "length", (json_int_t)L, "forward_ms", 1e3 * seconds,
                                               "tensor_bytes", tensors, "beyond_bytes", beyond));
     }
+    const line fit = line_through(&all);
+    if (!json)
+        printf("%.1f us + %.3f ns a token, every length within %.1f%% of it\n", 1e6 * fit.start,
+               1e9 * fit.each, 100 * fit.farthest);
     return BLURRY_OK;
 }
 

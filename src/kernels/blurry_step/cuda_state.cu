@@ -187,7 +187,9 @@ static blurry_status check_shape(const bla_step_cuda_shape *s)
 {
     enum { SHARED_MOST = 200 * 1024 };
     if (s->Dk > BLA_STEP_CUDA_WIDTH || s->Dv > BLA_STEP_CUDA_WIDTH)
-        return status_fail(BLURRY_E_UNSUPPORTED, "%s is %d: the cuda device takes up to %d",
+        return status_fail(BLURRY_E_UNSUPPORTED,
+                           "%s is %d: the cuda device takes up to %d; use more heads, which makes them "
+                           "narrower, or device=cpu",
                            s->Dk > BLA_STEP_CUDA_WIDTH ? "dim_k" : "dim_v", s->Dk > s->Dv ? s->Dk : s->Dv,
                            (int)BLA_STEP_CUDA_WIDTH);
     if (bla_step_cuda_shared(s) > SHARED_MOST)
