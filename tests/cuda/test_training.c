@@ -206,7 +206,9 @@ static void overlap_changes_nothing(void **state)
                                          "mixer=blurry modes=4 heads=2 precision=bf16 conv=true tied=false",
                                          "mixer=softmax,gla,swa layers=3 window=9 heads=2 norm=layernorm",
                                          "mixer=gsa,gdn heads=2 slots=8 accumulate=2",
-                                         "mixer=abc,s4d heads=2 slots=8 state=8 mlp=gelu position=learned"};
+                                         "mixer=abc,s4d heads=2 slots=8 state=8 mlp=gelu position=learned",
+                                         "mixer=gsa,abc,gla layers=3 slots=8 mlp=none precision=bf16",
+                                         "mixer=gdn,s4d,softmax layers=3 state=8 mlp=none precision=bf16"};
     static const char *const overlaps[] = {"none", "branches", "starts"};
     for (size_t m = 0; m < sizeof models / sizeof models[0]; m++) {
         blurry_step list[3][4];
