@@ -160,7 +160,7 @@ size_t fast_saved_for(const bla_shape *s, const fast_kernels *k)
 
 size_t fast_saved_bytes(const bla_shape *s)
 {
-    const fast_kernels *k = fast_find(s);
+    const fast_kernels *k = fast_find_widths(s);
     return k ? fast_saved_for(s, k) : 0;
 }
 

@@ -108,6 +108,8 @@ extern int fast_wished_form;
 
 /* Whether these kernels cover a shape, and the tables they need; `periods` [Hkv] gets its entries. */
 const fast_kernels *fast_find(const bla_shape *s);
+/* The same whatever the periods: notes have one size while learned ones move. */
+const fast_kernels *fast_find_widths(const bla_shape *s);
 cudaError_t fast_prepare(const bla_shape *s, fast_tables *t, bla_period *periods);
 void fast_release(fast_tables *t);
 /* Bytes of all tabulated entries; *loose counts the periods that are not among them. */

@@ -31,20 +31,23 @@ double fast_gates_range(int64_t S, double T, double least_gate)
     return least;
 }
 
-const fast_kernels *fast_find(const bla_shape *s)
+const fast_kernels *fast_find_widths(const bla_shape *s)
 {
     int64_t widest = s->Dk > s->Dv ? s->Dk : s->Dv;
     if (s->relative || !(s->scale > 0) || s->S > 128 || widest > 128 || s->Dk % 8 || s->Dv % 8) return NULL;
-    if (s->decay)
-        for (int64_t h = 0; h < s->Hkv; h++) {
-            bool same = h > 0 && s->period[h] == s->period[h - 1];
-            if (!same && fast_gates_range(s->S, s->period[h], ENTRY_GATE_LEAST) < -1.8 * ENTRY_SCALE)
-                return NULL;
-        }
     int slots = s->S <= 32 ? 32 : s->S <= 64 ? 64 : 128;
     return widest <= 32   ? fast_kernels_32(slots, s->decay)
            : widest <= 64 ? fast_kernels_64(slots, s->decay)
                           : fast_kernels_128(slots, s->decay);
+}
+
+const fast_kernels *fast_find(const bla_shape *s)
+{
+    for (int64_t h = 0; s->decay && h < s->Hkv; h++) {
+        bool same = h > 0 && s->period[h] == s->period[h - 1];
+        if (!same && fast_gates_range(s->S, s->period[h], ENTRY_GATE_LEAST) < -1.8 * ENTRY_SCALE) return NULL;
+    }
+    return fast_find_widths(s);
 }
 
 /* ---- tables ---- */
