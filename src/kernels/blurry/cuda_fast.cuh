@@ -223,11 +223,15 @@ static __device__ inline void fast_slots_store(const float (&x)[MT][NT][4], floa
 
 /* Accumulators to and from the workspace: K (part 0) and V (1) as fragments [2, D/8, SP/16, 32 lanes, 4], the
  * same for every number of warps. */
+static __device__ inline float4 *fast_fragment_at(float *state, int D, int SP, int part, int slot, int column)
+{
+    return (float4 *)state + ((part * (D / 8) + column / 8) * (SP / 16) + slot / 16) * 32 +
+           (threadIdx.x & 31);
+}
 template <int D, int SP>
 static __device__ inline float4 *fast_state_at(float *state, int part, fast_corner at, int m, int n)
 {
-    return (float4 *)state + ((part * (D / 8) + at.column / 8 + n) * (SP / 16) + at.slot / 16 + m) * 32 +
-           (threadIdx.x & 31);
+    return fast_fragment_at(state, D, SP, part, at.slot, at.column) + (n * (SP / 16) + m) * 32;
 }
 template <int D, int SP, int MT, int NT>
 static __device__ inline void fast_state_store(const float (&x)[MT][NT][4], float *state, int part,

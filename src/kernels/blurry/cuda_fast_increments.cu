@@ -84,8 +84,7 @@ template <typename F>
 static __device__ inline void increments_store(const float (&x)[1][F::NT][4], float *state, int D, int side,
                                                int slot0, int column)
 {
-    float4 *to = (float4 *)state + ((side * (D / 8) + column / 8) * (F::SP / 16) + slot0 / 16) * 32 +
-                 (threadIdx.x & 31);
+    float4 *to = fast_fragment_at(state, D, F::SP, side, slot0, column);
 #pragma unroll
     for (int n = 0; n < F::NT; n++)
         to[n * (F::SP / 16) * 32] = make_float4(x[0][n][0], x[0][n][1], x[0][n][2], x[0][n][3]);

@@ -95,14 +95,12 @@ static __device__ inline void states_exchange(float (&x)[F::NT][4], const bla_ca
         }
 }
 
-/* A warp's accumulators in the workspace: fragments as fast_state_at has them. */
+/* A warp's accumulators in the workspace. */
 template <typename F>
 static __device__ inline float4 *states_at(float *states, int64_t unit, const states_place &p, int D,
                                            int slot0)
 {
-    float *state = states + unit * 2 * F::SP * D;
-    return (float4 *)state + ((p.side * (D / 8) + p.column / 8) * (F::SP / 16) + slot0 / 16) * 32 +
-           (threadIdx.x & 31);
+    return fast_fragment_at(states + unit * 2 * F::SP * D, D, F::SP, p.side, slot0, p.column);
 }
 
 /* The slots before the segment, from what the earlier ones add. Those on entry are in `start` by then: the

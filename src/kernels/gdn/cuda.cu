@@ -65,13 +65,6 @@ template <typename T> static gdn_view<T> gdn_pass(const gdn_args *a)
     return p;
 }
 
-static void *take(char **from, size_t bytes)
-{
-    void *piece = *from;
-    *from += bytes;
-    return piece;
-}
-
 template <typename T> static size_t gdn_shared(int tiles)
 {
     return sizeof(gdn_gates) + (size_t)tiles * tile_of<T>::SIZE * sizeof(T);
@@ -80,11 +73,11 @@ template <typename T> static size_t gdn_shared(int tiles)
 /* The notes' places. */
 template <typename T> static void gdn_layout(gdn_view<T> &p, const gdn_room &room, char **memory)
 {
-    p.states = (float *)take(memory, room.states);
-    p.inverse = (T *)take(memory, room.inverse);
-    p.W = (T *)take(memory, room.W);
-    p.U = (T *)take(memory, room.U);
-    p.gates = (float *)take(memory, room.gates);
+    p.states = (float *)gdn_take(memory, room.states);
+    p.inverse = (T *)gdn_take(memory, room.inverse);
+    p.W = (T *)gdn_take(memory, room.W);
+    p.U = (T *)gdn_take(memory, room.U);
+    p.gates = (float *)gdn_take(memory, room.gates);
 }
 
 template <typename T> static size_t tiles_bytes(int64_t tiles)
@@ -160,13 +153,13 @@ template <typename T> static void gdn_backward(const kernel_run *run, const gdn_
     gdn_room room = gdn_bytes(a, p.chunks, sizeof(T));
     char *notes = (char *)a->saved, *memory = (char *)run->scratch;
     gdn_layout(p, room, &notes);
-    p.grads = (float *)take(&memory, room.states);
-    p.d_U = (T *)take(&memory, room.U);
-    p.late = (T *)take(&memory, room.U);
-    p.d_qk = (T *)take(&memory, room.inverse);
-    p.d_kk = (T *)take(&memory, room.inverse);
-    p.rows = (float *)take(&memory, room.rows);
-    p.ends = (float *)take(&memory, room.ends);
+    p.grads = (float *)gdn_take(&memory, room.states);
+    p.d_U = (T *)gdn_take(&memory, room.U);
+    p.late = (T *)gdn_take(&memory, room.U);
+    p.d_qk = (T *)gdn_take(&memory, room.inverse);
+    p.d_kk = (T *)gdn_take(&memory, room.inverse);
+    p.rows = (float *)gdn_take(&memory, room.rows);
+    p.ends = (float *)gdn_take(&memory, room.ends);
     cuda_launch(gdn_corrections<T>, dim3(chunks, values), dim3(TILE_THREADS), gdn_shared<T>(2), stream, p);
     run_scan_backward(run, a, p);
     cuda_launch(gdn_squares_backward<T>, dim3(chunks), dim3(TILE_THREADS),

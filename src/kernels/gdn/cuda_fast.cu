@@ -71,21 +71,14 @@ static fast_view fast_pass(const gdn_args *a)
     return p;
 }
 
-static void *fast_take(char **from, size_t bytes)
-{
-    void *piece = *from;
-    *from += bytes;
-    return piece;
-}
-
 /* The notes' places. */
 static void fast_layout(fast_view &p, const fast_room &room, char **memory)
 {
-    p.W = (bf16 *)fast_take(memory, room.wide);
-    p.U = (bf16 *)fast_take(memory, room.wide);
-    p.P = (bf16 *)fast_take(memory, room.square);
-    p.N = (bf16 *)fast_take(memory, room.square);
-    p.gates = (float *)fast_take(memory, room.gates);
+    p.W = (bf16 *)gdn_take(memory, room.wide);
+    p.U = (bf16 *)gdn_take(memory, room.wide);
+    p.P = (bf16 *)gdn_take(memory, room.square);
+    p.N = (bf16 *)gdn_take(memory, room.square);
+    p.gates = (float *)gdn_take(memory, room.gates);
 }
 
 template <int D>
@@ -147,12 +140,12 @@ void gdn_fast_backward(const kernel_run *run, const gdn_args *a)
     char *notes = (char *)a->saved, *memory = (char *)run->scratch;
     fast_layout(p, room, &notes);
     p.states = (float *)notes;
-    p.grads = (float *)fast_take(&memory, room.states);
-    p.d_U = (bf16 *)fast_take(&memory, room.wide);
-    p.d_qk = (bf16 *)fast_take(&memory, room.square);
-    p.d_kk = (bf16 *)fast_take(&memory, room.square);
-    p.rows = (float *)fast_take(&memory, room.rows);
-    p.ends = (float *)fast_take(&memory, room.ends);
+    p.grads = (float *)gdn_take(&memory, room.states);
+    p.d_U = (bf16 *)gdn_take(&memory, room.wide);
+    p.d_qk = (bf16 *)gdn_take(&memory, room.square);
+    p.d_kk = (bf16 *)gdn_take(&memory, room.square);
+    p.rows = (float *)gdn_take(&memory, room.rows);
+    p.ends = (float *)gdn_take(&memory, room.ends);
     if (fast_width(a) == 64)
         run_backward<64>(run, a, p);
     else

@@ -9,4 +9,12 @@ void gdn_fast_sizes(const gdn_args *a, kernel_sizes *sizes);
 void gdn_fast_forward(const kernel_run *run, const gdn_args *a);
 void gdn_fast_backward(const kernel_run *run, const gdn_args *a);
 
+/* The next `bytes` of a workspace. */
+static inline void *gdn_take(char **memory, size_t bytes)
+{
+    void *piece = *memory;
+    *memory += bytes;
+    return piece;
+}
+
 #endif

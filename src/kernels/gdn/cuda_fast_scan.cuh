@@ -55,6 +55,17 @@ template <int D> struct scan_source {
     }
 };
 
+/* What a chunk leaves of the state before it, or of the gradient behind it. */
+template <int D>
+static __device__ inline void scan_fade(float (&state)[scan_share<D>::N][4], const float *gates)
+{
+    float all = gates[FAST_UP * FAST_CHUNK + FAST_CHUNK - 1];
+#pragma unroll
+    for (int n = 0; n < scan_share<D>::N; n++)
+#pragma unroll
+        for (int e = 0; e < 4; e++) state[n][e] *= all;
+}
+
 /* The state as bf16 to its tile, as floats to a note where wanted. */
 template <int D>
 static __device__ inline void scan_put(float (&state)[scan_share<D>::N][4], const scan_share<D> &mine,
@@ -127,11 +138,7 @@ __global__ void __launch_bounds__(FAST_THREADS)
                 read[n][2 * half] *= up, read[n][2 * half + 1] *= up;
             }
         __syncthreads();
-        float all = gates[FAST_UP * FAST_CHUNK + FAST_CHUNK - 1];
-#pragma unroll
-        for (int n = 0; n < scan_share<D>::N; n++)
-#pragma unroll
-            for (int e = 0; e < 4; e++) state[n][e] *= all;
+        scan_fade<D>(state, gates);
 #pragma unroll
         for (int k = 0; k < FAST_CHUNK; k += 16) {
             uint32_t a[4];
@@ -209,11 +216,7 @@ template <int D> __global__ void __launch_bounds__(FAST_THREADS) gdn_fast_scan_b
                     pack_bf16(a, b);
             }
         __syncthreads();
-        float all = gates[FAST_UP * FAST_CHUNK + FAST_CHUNK - 1];
-#pragma unroll
-        for (int n = 0; n < scan_share<D>::N; n++)
-#pragma unroll
-            for (int e = 0; e < 4; e++) state[n][e] *= all;
+        scan_fade<D>(state, gates);
 #pragma unroll
         for (int k = 0; k < FAST_CHUNK; k += 16) {
             uint32_t a[4];

@@ -145,11 +145,6 @@ static chain gla_chain(const gla_args *a)
     return p;
 }
 
-static size_t gla_fast_shared(int tiles)
-{
-    return sizeof(gated_sums) + (size_t)tiles * tile_of<bf16>::SIZE * sizeof(bf16);
-}
-
 void gla_fast_forward(const kernel_run *run, const gla_args *a)
 {
     chain p = gla_chain(a);
@@ -167,7 +162,7 @@ void gla_fast_forward(const kernel_run *run, const gla_args *a)
                          last ? (float *)a->state_out : carry);
         if (p.chunks > 0)
             cuda_launch_early(run->early, gla_read, dim3((unsigned)(a->batch * a->heads * p.chunks)),
-                              dim3(TILE_THREADS), gla_fast_shared(1 + 2 * p.blocks),
+                              dim3(TILE_THREADS), gated_shared<bf16>(1 + 2 * p.blocks),
                               (cudaStream_t)run->stream, p, (const bf16 *)a->q, (bf16 *)a->o, reader,
                               (float)a->scale);
         if (last) break;
@@ -184,7 +179,7 @@ void gla_fast_backward(const kernel_run *run, const gla_args *a)
     p.grads = (bf16 *)run->scratch, p.own = (float *)((char *)run->scratch + room.states);
     chain_run_grads(run, p, a->batch);
     cuda_launch_early(run->early, gla_collect, dim3((unsigned)(a->batch * a->heads * p.chunks)),
-                      dim3(TILE_THREADS), gla_fast_shared(2 + 4 * p.blocks), (cudaStream_t)run->stream, p,
+                      dim3(TILE_THREADS), gated_shared<bf16>(2 + 4 * p.blocks), (cudaStream_t)run->stream, p,
                       (const bf16 *)a->q, (bf16 *)a->d_q, (bf16 *)a->d_k, (bf16 *)a->d_v, (bf16 *)a->d_g,
                       (float)a->scale);
 }

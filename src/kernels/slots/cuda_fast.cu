@@ -252,17 +252,12 @@ static chain slots_chain(const slots_args *a)
     return p;
 }
 
-static size_t slots_fast_shared(int tiles)
-{
-    return sizeof(gated_sums) + (size_t)tiles * tile_of<bf16>::SIZE * sizeof(bf16);
-}
-
 template <bool BACKWARD>
 static void slots_run_read(const kernel_run *run, const slots_args *a, const chain &p,
                            const slots_notes &notes)
 {
     cuda_launch_early(run->early, slots_read<BACKWARD>, dim3((unsigned)(a->batch * a->heads * p.chunks)),
-                      dim3(TILE_THREADS), slots_fast_shared(1 + 2 * p.blocks), (cudaStream_t)run->stream, p,
+                      dim3(TILE_THREADS), gated_shared<bf16>(1 + 2 * p.blocks), (cudaStream_t)run->stream, p,
                       notes, (const bf16 *)(BACKWARD ? a->d_o : a->q), (bf16 *)(BACKWARD ? a->d_q : a->o),
                       (float)a->scale);
 }
@@ -306,7 +301,7 @@ void slots_fast_backward(const kernel_run *run, const slots_args *a)
     chain_run_grads(run, p, a->batch);
     bool one_room = p.blocks == 4; /* both sides wide: two blocks would not fit a multiprocessor */
     cuda_launch_early(run->early, slots_collect, dim3((unsigned)(a->batch * a->heads * p.chunks)),
-                      dim3(TILE_THREADS), slots_fast_shared(one_room ? 9 : 3 + 2 * p.blocks),
+                      dim3(TILE_THREADS), gated_shared<bf16>(one_room ? 9 : 3 + 2 * p.blocks),
                       (cudaStream_t)run->stream, p, notes, (bf16 *)a->d_k, (bf16 *)a->d_v, (bf16 *)a->d_g,
                       one_room);
 }
